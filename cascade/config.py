@@ -17,9 +17,9 @@ DTYPES = ("bfloat16", "float32", "float16", "float64", "int8")
 def strict(cls: type) -> type:
     """Class decorator: an unknown keyword is a ConfigError with a suggestion, not a TypeError."""
     names = {f.name for f in fields(cls)}
-    init = cls.__init__
+    init = cls.__init__  # type: ignore[misc]
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         for key in kwargs:
             if key not in names:
                 raise ConfigError(f"{cls.__name__} has no field {key!r}.{did_you_mean(key, names)}")

@@ -75,6 +75,7 @@ class Ask:
         cap: how many it can use at most; a longer draft is cut.
         params: the request's sampling parameters.
         noise: the request's random numbers, a function of (position, token).
+        prompt_length: how many of the context's tokens are the prompt.
     """
 
     context: Context
@@ -82,6 +83,7 @@ class Ask:
     cap: int
     params: SamplingParams
     noise: Noise
+    prompt_length: int = 0
 
 
 @dataclass(slots=True)
@@ -132,6 +134,11 @@ class Verdict:
     accepted: int
     proposed: int = 0
     chain: list[int] = field(default_factory=list)
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the walk ended because the draft was wrong (and not because it was over)."""
+        return self.tested > self.accepted
 
 
 def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:

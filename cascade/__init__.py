@@ -1,0 +1,93 @@
+"""Cascade: multi-level speculative decoding.
+
+The names below are the public surface. They are imported when they are first used (PEP 562), so that
+a plugin's `from cascade import hookimpl`, or a command line that only lists plugins, costs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Ask": "cascade.draft",
+    "BypassConfig": "cascade.config",
+    "CascadeConfig": "cascade.config",
+    "CascadeError": "cascade.errors",
+    "Chunk": "cascade.request",
+    "ConfigError": "cascade.errors",
+    "Context": "cascade.draft",
+    "DecodeError": "cascade.errors",
+    "Draft": "cascade.draft",
+    "DraftError": "cascade.errors",
+    "Drafter": "cascade.drafter",
+    "Engine": "cascade.engine",
+    "LevelConfig": "cascade.config",
+    "LoadError": "cascade.errors",
+    "PluginError": "cascade.errors",
+    "PromptError": "cascade.errors",
+    "Result": "cascade.request",
+    "SamplingParams": "cascade.config",
+    "Stats": "cascade.request",
+    "Verdict": "cascade.draft",
+    "hookimpl": "cascade.hookspecs",
+    "load_config": "cascade.config",
+}
+
+# For readers and type checkers; tests/test_architecture.py compares it with the table above.
+if TYPE_CHECKING:
+    from cascade.config import BypassConfig, CascadeConfig, LevelConfig, SamplingParams, load_config
+    from cascade.draft import Ask, Context, Draft, Verdict
+    from cascade.drafter import Drafter
+    from cascade.engine import Engine
+    from cascade.errors import (
+        CascadeError,
+        ConfigError,
+        DecodeError,
+        DraftError,
+        LoadError,
+        PluginError,
+        PromptError,
+    )
+    from cascade.hookspecs import hookimpl
+    from cascade.request import Chunk, Result, Stats
+
+__all__ = [
+    "Ask",
+    "BypassConfig",
+    "CascadeConfig",
+    "CascadeError",
+    "Chunk",
+    "ConfigError",
+    "Context",
+    "DecodeError",
+    "Draft",
+    "DraftError",
+    "Drafter",
+    "Engine",
+    "LevelConfig",
+    "LoadError",
+    "PluginError",
+    "PromptError",
+    "Result",
+    "SamplingParams",
+    "Stats",
+    "Verdict",
+    "__version__",
+    "hookimpl",
+    "load_config",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

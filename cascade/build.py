@@ -1,0 +1,150 @@
+"""From a configuration to a chain of levels: loads models, makes drafters, checks that they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cascade.config import CascadeConfig, LevelConfig, normalise_levels
+from cascade.control.base import Controller
+from cascade.drafter import Drafter
+from cascade.errors import ConfigError, LoadError
+from cascade.governor import Governor
+from cascade.level import Level
+from cascade.rows import CausalModel
+from cascade.rules import Rule
+
+if TYPE_CHECKING:
+    from cascade.costs import Costs
+    from cascade.plugins import Plugins
+
+Progress = Callable[[str], None]
+
+
+def build_levels(
+    config: CascadeConfig,
+    plugins: Plugins,
+    costs: Costs,
+    clock: Callable[[], float],
+    progress: Progress | None = None,
+) -> Level:
+    """Builds the cascade and returns its target level. Raises ConfigError, LoadError or PluginError."""
+    levels = normalise_levels(config, plugins.drafter_names())
+    rule: Rule = plugins.rule(config.rule)()
+    kinds: list[type[Controller]] = [plugins.controller(level.controller) for level in levels]
+    controllers = [_controller(level, kind) for level, kind in zip(levels, kinds, strict=True)]
+    for i, level in enumerate(levels):
+        if level.model is None and i > 0:
+            raise ConfigError(
+                f"level {level.name!r} is a drafter without a model: it verifies nothing, so it must stand "
+                "at the bottom, below every model"
+            )
+    drafters = {i: _drafter(level, kinds[i], plugins) for i, level in enumerate(levels) if level.model is None}
+    target = _load(levels[-1], config, plugins, None, progress)
+    models = {
+        i: _load(level, config, plugins, target, progress) for i, level in enumerate(levels[:-1]) if level.model is not None
+    }
+    models[len(levels) - 1] = target
+    governor: Governor | None = None
+    for i, level in enumerate(levels):
+        drafter = drafters.get(i)
+        if drafter is None:
+            is_target = i == len(levels) - 1
+            drafter = Level(
+                i,
+                str(level.name),
+                models[i],
+                governor,
+                rule,
+                costs,
+                clock,
+                is_target=is_target,
+                end_ids=target.end_ids,
+            )
+            if is_target:
+                return drafter
+        governor = Governor(i, level, drafter, controllers[i], config.bypass, costs, clock, target.vocab_size)
+    raise AssertionError("normalise_levels ends every cascade with a target")
+
+
+def _split_options(level: LevelConfig, kind: type[Controller]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A level's options for its controller and for its drafter: each takes those it knows.
+
+    What the controller does not know is the drafter's; a model or a drafter object takes no options,
+    so there the controller refuses them by name.
+    """
+    if not isinstance(level.drafter, str):
+        return dict(level.options), {}
+    mine = {key: value for key, value in level.options.items() if key in kind.defaults}
+    return mine, {key: value for key, value in level.options.items() if key not in mine}
+
+
+def _controller(level: LevelConfig, kind: type[Controller]) -> Callable[[], Controller]:
+    """A factory of controllers for this level, tried once so that bad options are refused now."""
+    options, _ = _split_options(level, kind)
+
+    def make() -> Controller:
+        return kind(k=level.k or None, k_min=level.k_min, k_max=level.k_max, **options)
+
+    make()
+    return make
+
+
+def _drafter(level: LevelConfig, kind: type[Controller], plugins: Plugins) -> Drafter:
+    if isinstance(level.drafter, str):
+        return plugins.drafter(level.drafter, **_split_options(level, kind)[1])
+    if isinstance(level.drafter, (list, tuple)):
+        raise ConfigError("a list of drafters at one level is not supported: give each drafter its own level")
+    if not hasattr(level.drafter, "propose"):
+        raise ConfigError(f"level {level.name!r}: {type(level.drafter).__name__} has no propose() and is no Drafter")
+    if getattr(level.drafter, "_cascade_taken", False):
+        raise ConfigError(f"level {level.name!r}: this drafter object serves another engine; make one for each")
+    level.drafter._cascade_taken = True
+    return level.drafter  # type: ignore[no-any-return]
+
+
+def _load(
+    level: LevelConfig, config: CascadeConfig, plugins: Plugins, target: CausalModel | None, progress: Progress | None
+) -> CausalModel:
+    if progress:
+        progress(f"loading {level.name}")
+    if hasattr(level.model, "forward") and hasattr(level.model, "new_row"):  # already of our protocol
+        model: CausalModel = level.model
+    else:
+        found = plugins.load_model(level.model, level.device, level.dtype) if isinstance(level.model, str) else None
+        model = found if found is not None else _load_transformers(level, config, target, progress)
+    if target is not None:
+        check_vocabulary(str(level.name), model, target)
+    return model
+
+
+def _load_transformers(
+    level: LevelConfig, config: CascadeConfig, target: CausalModel | None, progress: Progress | None
+) -> CausalModel:
+    from cascade.model import load
+
+    loaded: CausalModel = load(
+        level.model,
+        device=level.device,
+        dtype=level.dtype,
+        tokenizer=level.tokenizer,
+        target=target,
+        max_length=config.max_length,
+        progress=progress,
+    )
+    return loaded
+
+
+def check_vocabulary(name: str, model: CausalModel, target: CausalModel) -> None:
+    """Refuses a draft whose tokens mean something else than the target's."""
+    mine, theirs = getattr(model, "tokenizer", None), getattr(target, "tokenizer", None)
+    if mine is not None and theirs is not None:
+        from cascade.model import same_tokenizer
+
+        same_tokenizer(model, target)
+    elif model.vocab_size != target.vocab_size and (mine is None) == (theirs is None):
+        raise LoadError(
+            f"level {name!r} has {model.vocab_size} token ids and the target {target.vocab_size}: "
+            "a draft model needs the target's tokenizer"
+        )
+

@@ -1,0 +1,17 @@
+"""The built-in rules and controllers, registered as any plugin would register its own."""
+
+from __future__ import annotations
+
+from cascade.hookspecs import hookimpl
+
+
+@hookimpl
+def cascade_register_rules() -> dict[str, str]:
+    """Verification rules."""
+    return {"coupled": "cascade.rules:Coupled"}
+
+
+@hookimpl
+def cascade_register_controllers() -> dict[str, str]:
+    """Policies that set K."""
+    return {"fixed": "cascade.control.fixed:Fixed", "pid": "cascade.control.pid:Pid"}

@@ -1,0 +1,239 @@
+"""The gate of a proposing level: whether it proposes at all for a request, and when it may try again.
+
+Both answers rest on tests: a drafted or free-scored token that was compared with what the verifier took.
+alpha = accepted / tested is the estimate of largest likelihood for the chance that a token holds; the
+gate forgets old tests exponentially, so it follows the text within a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from cascade.config import BypassConfig
+
+HALF_LIFE = 32.0  # tested tokens until a test counts half, while open
+HALF_LIFE_CLOSED = 16.0  # and while closed: tests come in rare batches, and one batch must be able to convince
+NO_GAIN = 0.97  # predicted speedup under which cost alone closes, whatever alpha is
+GAIN = 1.05  # predicted speedup from which a closed gate opens; between it and 1.0 nothing changes
+ALPHA_MARGIN = 0.05  # the same for alpha, above the threshold
+PROBE_SHARE = 0.015  # of the time between two probes, what a probe may cost
+SOON = 64  # tokens: a gate that closes again this soon was opened in error
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the gate says for one round.
+
+    Attributes:
+        open: the level may propose.
+        probe: the level is closed and a probe is due: test it on committed text, without proposing.
+        reason: why the state has just changed, in words; None while it stays.
+    """
+
+    open: bool
+    probe: bool = False
+    reason: str | None = None
+
+
+OPEN, CLOSED, PROBE = Decision(True), Decision(False), Decision(False, probe=True)
+
+
+class Gate:
+    """Opens and closes one level for one request.
+
+    It closes where
+    - alpha is under the threshold, after `min_tests` tests, and (unless the user set the threshold)
+      the predicted gain is at most 1.0; or
+    - the predicted gain alone is under 0.97, after three times as many tests: a drafter may be right
+      often and still too slow, and a level must never cost more than it brings.
+
+    Closed, it asks for a probe every `probe_every` tokens, twice as long after each that fails, up to
+    `probe_max`, and never so often that probes take more than 1.5 % of the time. It opens again
+    once `min_tests` fresh tests (half of them, if all held) show a gain over 1.05, or, where gain is
+    unknown or has no say, an alpha of 0.05 over the threshold. A high alpha with a known lack of gain
+    does not open it. After that it stays open for at least `min_tests` tests, and probes start at twice
+    the distance if it closes within 64 tokens.
+
+    Args:
+        config: the thresholds; a request's own bypass threshold comes as a config of its own.
+        costly: False for a drafter whose tests cost next to nothing: a probe is then due every round.
+
+    Attributes:
+        probe_cost: what a probe costs in units of the time of one plainly decoded token; the
+            caller sets it when it knows.
+        tests: tested tokens so far.
+        closed: whether the level is bypassed.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_distance",
+        "_first_distance",
+        "_fresh",
+        "_fresh_accepted",
+        "_opened_at",
+        "_probed_at",
+        "_tested",
+        "closed",
+        "config",
+        "costly",
+        "probe_cost",
+        "tests",
+    )
+
+    def __init__(self, config: BypassConfig, *, costly: bool) -> None:
+        self.config = config
+        self.costly = costly
+        self.probe_cost = 0.0
+        self.tests = 0
+        self.closed = False
+        self._tested = self._accepted = 0.0  # rolling sums
+        self._fresh = self._fresh_accepted = 0  # since the state last changed
+        self._opened_at: int | None = None
+        self._probed_at = 0
+        self._first_distance = self._distance = config.probe_every
+
+    @property
+    def alpha(self) -> float:
+        """Rolling accepted / tested; 0 before the first test."""
+        return self._accepted / self._tested if self._tested else 0.0
+
+    def observe_tests(self, tested: int, accepted: int) -> None:
+        """`accepted` of `tested` tokens held, in a proposal or in a probe."""
+        if tested <= 0:
+            return
+        keep = 0.5 ** (tested / (HALF_LIFE_CLOSED if self.closed else HALF_LIFE))
+        self._tested = self._tested * keep + tested
+        self._accepted = self._accepted * keep + accepted
+        self._fresh += tested
+        self._fresh_accepted += accepted
+        self.tests += tested
+
+    def decide(self, tokens_done: int, gain: float | None) -> Decision:
+        """Says whether the level proposes in this round. Called once per round.
+
+        Args:
+            tokens_done: tokens the request has emitted.
+            gain: predicted speedup of having this level over not having it, at the best K for the
+                rolling alpha; None if unknown.
+        """
+        if self.closed:
+            reason = self._why_open(gain)
+            if reason is None:
+                return PROBE if self._probe_due(tokens_done) else CLOSED
+            self._change(closed=False)
+            self._opened_at = tokens_done
+            return Decision(True, reason=reason)
+        reason = self._why_close(gain)
+        if reason is None:
+            return OPEN
+        again = self._opened_at is not None and tokens_done - self._opened_at < SOON
+        self._first_distance = self._grown(self._first_distance) if again else self.config.probe_every
+        self._distance = self._first_distance
+        self._probed_at = tokens_done
+        self._change(closed=True)
+        return Decision(False, reason=reason)
+
+    def _change(self, closed: bool) -> None:
+        self.closed = closed
+        self._fresh = self._fresh_accepted = 0
+
+    def _why_close(self, gain: float | None) -> str | None:
+        tests, alpha, threshold = self._fresh, self.alpha, self.config.threshold or 0.0
+        if tests < self.config.min_tests:
+            return None
+        if alpha < threshold:
+            if not self.config.gain:
+                return f"alpha {alpha:.2f} under threshold {threshold:.2f}: bypassed"
+            if gain is not None and gain <= 1.0:
+                return f"alpha {alpha:.2f} under threshold {threshold:.2f}, predicted gain {gain:.2f}: bypassed"
+        if self.config.gain and gain is not None and gain < NO_GAIN and tests >= 3 * self.config.min_tests:
+            return f"predicted gain {gain:.2f} at alpha {alpha:.2f}: bypassed"
+        return None
+
+    def _why_open(self, gain: float | None) -> str | None:
+        tests, alpha, threshold = self._fresh, self.alpha, self.config.threshold or 0.0
+        strong = self._fresh_accepted == tests and tests >= (self.config.min_tests + 1) // 2
+        if tests < self.config.min_tests and not strong:
+            return None
+        if self.config.gain and gain is not None:
+            return f"probe: alpha {alpha:.2f}, predicted gain {gain:.2f}: proposing again" if gain > GAIN else None
+        if alpha < min(threshold + ALPHA_MARGIN, (1.0 + threshold) / 2.0):
+            return None
+        return f"probe: alpha {alpha:.2f} over threshold {threshold:.2f}: proposing again"
+
+    def _probe_due(self, tokens_done: int) -> bool:
+        distance = self._distance if self.costly else 1
+        if tokens_done - self._probed_at < max(distance, self.probe_cost / PROBE_SHARE):
+            return False
+        self._probed_at = tokens_done
+        # A probe that looked good but was too short to convince is repeated soon.
+        promising = self._fresh > 0 and self._fresh < self.config.min_tests and 2 * self._fresh_accepted > self._fresh
+        if not promising:
+            self._distance = self._grown(self._distance)
+        return True
+
+    def _grown(self, distance: int) -> int:
+        return max(distance, min(2 * distance, self.config.probe_max))
+
+
+class Investment:
+    """When a lower model's prompt is worth prefilling for a request: once it pays within what is to come.
+
+    Nobody knows how long a text will be. The rule is that of ski rental (Karlin et al. 1988): go without
+    until the time that would have been saved equals the price, then pay it. Whatever the length,
+    that costs at most twice what the best choice in hindsight does, and texts that stop early pay
+    nothing. It amounts to expecting the text to go on for as long as it already has. A typical length,
+    where known, may bring the purchase forward, never put it off; the bound is then as good as the
+    guess.
+
+    One object serves an engine: it learns the typical length from the requests that finish.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=15)
+
+    def finished(self, length: int) -> None:
+        """A request ended after `length` emitted tokens."""
+        self._lengths.append(length)
+
+    @property
+    def typical_length(self) -> float | None:
+        """Median of the latest requests' lengths, in tokens; None before five of them."""
+        return float(sorted(self._lengths)[len(self._lengths) // 2]) if len(self._lengths) >= 5 else None
+
+    def worth(
+        self,
+        prefill_seconds: float,
+        token_seconds_now: float,
+        predicted_gain: float,
+        emitted: int,
+        remaining_cap: int,
+        typical_length: float | None = None,
+    ) -> tuple[bool, str]:
+        """Whether to prefill now, and why.
+
+        Args:
+            prefill_seconds: time to feed the prompt and text to the lower model.
+            token_seconds_now: time per emitted token without it.
+            predicted_gain: speedup that it is expected to bring.
+            emitted: tokens out already; before the first the answer is no, so that it comes on time.
+            remaining_cap: at most so many tokens may follow.
+            typical_length: of whole answers, in tokens, if known.
+        """
+        if emitted < 1:
+            return False, "the first token is not out yet"
+        if not predicted_gain > 1.0:
+            return False, f"predicted gain {predicted_gain:.2f}: not worth a prefill"
+        expected = max(float(emitted), (typical_length or 0.0) - emitted)
+        expected = max(0.0, min(float(remaining_cap), expected))
+        saving = expected * token_seconds_now * (1.0 - 1.0 / predicted_gain)
+        if not math.isfinite(saving):
+            return False, "no sensible costs known"
+        verdict = saving >= prefill_seconds
+        return verdict, (
+            f"prefill of {prefill_seconds:.3g} s {'pays' if verdict else 'does not pay yet'}: about {saving:.3g} s "
+            f"saved over {expected:.0f} tokens at predicted gain {predicted_gain:.2f}"
+        )

@@ -1,0 +1,188 @@
+"""What a forward costs: moving medians of its time by how many tokens it carried.
+
+All times are in seconds, all sizes in tokens summed over the packed rows of one forward. Nothing here
+reads a clock: whoever measures calls `observe`, and tests hand in `FixedCosts` instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+WINDOW = 15  # observations per bucket: a median over them ignores seven stalls
+EXACT = 16  # sizes up to here have a bucket each, larger ones share one per power of two
+GUESSED_SLOPE = 1 / 32  # of the only known time, per token: 700 tokens took 13 to 30 one-token forwards on CPUs
+
+
+class Costs(Protocol):
+    """What control asks of a cost model. `CostModel` measures, `FixedCosts` is told."""
+
+    def observe(self, level: str, tokens: int, rows: int, seconds: float) -> None:
+        """A forward of `level` on `tokens` tokens of `rows` rows took `seconds`."""
+
+    def seconds(self, level: str, tokens: int, rows: int = 1) -> float | None:
+        """Expected time of such a forward, None where nothing is known."""
+
+    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
+        """A proposal of `tokens` tokens by the drafter at `level` took `seconds`, forwards not included."""
+
+    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
+        """Expected time of such a proposal, None where nothing is known."""
+
+
+class CostModel:
+    """Measured costs, per level name and number of rows.
+
+    Attention runs once per row, so rows have tables of their own, one per power of two; while one
+    knows fewer than two sizes, the nearest that knows more answers for it.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[str, int], _Table] = {}
+        self._answering: dict[tuple[str, int], _Table | None] = {}
+
+    def observe(self, level: str, tokens: int, rows: int, seconds: float) -> None:
+        """A forward of `level` on `tokens` tokens of `rows` rows took `seconds`. Nonsense is ignored."""
+        if tokens < 0 or not 0.0 <= seconds < float("inf"):
+            return
+        key = (level, rows.bit_length())
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = _Table()
+        if table.add(tokens, seconds):
+            self._answering.clear()
+
+    def seconds(self, level: str, tokens: int, rows: int = 1) -> float | None:
+        """Expected time of a forward, None where nothing is known that bears on it.
+
+        Never falls as `tokens` grows: linear between known sizes, and beyond the largest by the
+        last slope. Below the smallest it stays level, except that long prompts say nothing of short forwards.
+        """
+        key = (level, rows.bit_length())
+        if key not in self._answering:
+            self._answering[key] = self._nearest(*key)
+        table = self._answering[key]
+        return None if table is None else table.at(tokens)
+
+    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
+        """A proposal of `tokens` tokens by the drafter at `level` took `seconds`, forwards not included."""
+        self.observe(f"draft of {level}", tokens, 1, seconds)
+
+    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
+        """Expected time of such a proposal, None where nothing is known."""
+        return self.seconds(f"draft of {level}", tokens)
+
+    def _nearest(self, level: str, rows: int) -> _Table | None:
+        known = {r: table for (name, r), table in self._tables.items() if name == level}
+        if not known:
+            return None
+        return known[min(known, key=lambda r: (len(known[r].keys) < 2, abs(r - rows), r))]
+
+
+class FixedCosts:
+    """Costs that are told, not measured: for tests, and for toy models whose real ones mean nothing.
+
+    Args:
+        table: table(level, tokens) -> seconds of a forward.
+        draft: the same for a proposal; None: proposals cost nothing.
+    """
+
+    def __init__(self, table: Callable[[str, int], float], draft: Callable[[str, int], float] | None = None) -> None:
+        self._table = table
+        self._draft = draft
+
+    def observe(self, level: str, tokens: int, rows: int, seconds: float) -> None:
+        """Changes nothing."""
+
+    def seconds(self, level: str, tokens: int, rows: int = 1) -> float | None:
+        """What the table says, whatever the number of rows."""
+        return self._table(level, tokens)
+
+    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
+        """Changes nothing."""
+
+    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
+        """What the draft table says; 0 without one."""
+        return 0.0 if self._draft is None else self._draft(level, tokens)
+
+
+class _Table:
+    """Time by size for one level and number of rows: a rising line through the buckets' medians."""
+
+    __slots__ = ("keys", "medians", "sizes", "stale", "times", "tokens", "windows")
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []  # of the buckets, rising, as are all lists here
+        self.windows: list[deque[float]] = []  # latest times
+        self.sizes: list[deque[int]] = []  # and how many tokens each was for
+        self.tokens: list[float] = []  # medians of the two
+        self.medians: list[float] = []
+        self.times: list[float] = []  # the medians made to rise
+        self.stale = False
+
+    def add(self, tokens: int, seconds: float) -> bool:
+        """Takes in one observation; True if it opened a bucket."""
+        key = tokens if tokens <= EXACT else EXACT + (tokens - 1).bit_length()
+        i = bisect_left(self.keys, key)
+        opened = i == len(self.keys) or self.keys[i] != key
+        if opened:
+            self.keys.insert(i, key)
+            self.windows.insert(i, deque(maxlen=WINDOW))
+            self.sizes.insert(i, deque(maxlen=WINDOW))
+            for values in (self.tokens, self.medians, self.times):
+                values.insert(i, 0.0)
+            self.stale = True
+        self.windows[i].append(seconds)
+        self.sizes[i].append(tokens)
+        before, now = self.medians[i], _median(sorted(self.windows[i]))
+        self.medians[i] = now
+        self.tokens[i] = float(tokens) if tokens <= EXACT else _median(sorted(self.sizes[i]))
+        times = self.times
+        # A bucket that stands alone and keeps its place changes no other: the usual case, and a cheap one.
+        alone = times[i] == before and (i == 0 or times[i - 1] < min(before, now))
+        if not self.stale and alone and (i + 1 == len(times) or max(before, now) < times[i + 1]):
+            times[i] = now
+        else:
+            self.stale = True
+        return opened
+
+    def at(self, tokens: int) -> float | None:
+        """Time of a forward on so many tokens; None where only much longer ones are known."""
+        if self.stale:
+            self._fit()
+        xs, ys = self.tokens, self.times
+        i = bisect_left(xs, tokens)
+        if i == 0:
+            return ys[0] if tokens > EXACT or xs[0] <= EXACT else None
+        if i < len(xs):
+            x, y = xs[i - 1], ys[i - 1]
+            return y + (ys[i] - y) * (tokens - x) / (xs[i] - x)
+        return ys[-1] + (tokens - xs[-1]) * self._slope_beyond()
+
+    def _slope_beyond(self) -> float:
+        """Seconds per token beyond the largest size, from one half as large: close ones differ by noise alone."""
+        xs, ys = self.tokens, self.times
+        if len(xs) < 2:
+            return GUESSED_SLOPE * ys[0]
+        i = max(0, bisect_right(xs, xs[-1] / 2.0) - 1)
+        return (ys[-1] - ys[i]) / (xs[-1] - xs[i])
+
+    def _fit(self) -> None:
+        """Makes the medians rise: neighbours that fall share a weighted mean (pool adjacent violators)."""
+        pools: list[tuple[float, int, int]] = []  # (mean, observations, buckets)
+        for mean, window in zip(self.medians, self.windows, strict=True):
+            weight, size = len(window), 1
+            while pools and pools[-1][0] > mean:
+                before, other, width = pools.pop()
+                mean = (mean * weight + before * other) / (weight + other)
+                weight, size = weight + other, size + width
+            pools.append((mean, weight, size))
+        self.times = [mean for mean, _, size in pools for _ in range(size)]
+        self.stale = False
+
+
+def _median(ordered: list[float] | list[int]) -> float:
+    middle = len(ordered) // 2
+    return float(ordered[middle]) if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0

@@ -1,0 +1,342 @@
+"""The governor of a proposing level: whether it is asked for a request at all, and for how many tokens.
+
+One stands between each level and its drafter. It holds what control needs and what stats report, per
+request; the level above only sees drafts. A bypassed level is not a branch anywhere else: its
+governor passes the question on to the one below.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cascade.config import BypassConfig, LevelConfig
+from cascade.control.base import Controller, Estimates, Outcome
+from cascade.control.gate import Gate, Investment
+from cascade.control.theory import best_k, speedup
+from cascade.draft import Ask, Context, Draft, Verdict, check_draft
+from cascade.drafter import Drafter
+from cascade.level import Level
+
+if TYPE_CHECKING:
+    from cascade.config import SamplingParams
+    from cascade.costs import Costs
+
+log = logging.getLogger("cascade")
+
+PRIOR_ALPHA = 0.7  # before anything was tested
+PRIOR_TESTS = 4  # how many tests the engine-wide alpha is worth to a new request
+SLOW = 1 / 256  # weight of one tested token in the engine-wide estimates
+FAST = 0.2  # weight of one round in a request's own rolling figures
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A draft on its way up, with the governor that hands it up and the K it had asked for."""
+
+    draft: Draft
+    governor: Governor | None = None
+    k: int = 0
+
+
+NOTHING = Proposal(Draft(()))
+
+
+@dataclass(slots=True)
+class GovernedRow:
+    """What a governor keeps of one request."""
+
+    params: SamplingParams
+    controller: Controller
+    gate: Gate
+    barred: str | None = None  # why the request may not use this level at all
+    invested: bool = False  # a model level: its prompt has been (or is being) prefilled
+    bypassed: bool = False  # in the latest round
+    shadow: tuple[int, list[int]] | None = None  # (position, tokens) proposed for free scoring only
+    rounds: int = 0
+    prompt_length: int = 0
+    emitted: int = 0
+    k: int | None = None
+    k_sum: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    dropped: int = 0
+    bypassed_rounds: int = 0
+    seconds: float = 0.0
+    tau: float = 1.0  # rolling tokens per round of whoever verifies, bonus included
+    decisions: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def decide(self, what: str, reason: str) -> None:
+        """Notes a change of mind, once."""
+        if not self.decisions or self.decisions[-1][1:] != (what, reason):
+            self.decisions.append((self.rounds, what, reason))
+
+
+class Governor:
+    """Stands between a drafter and the level that verifies it. See the module's docstring.
+
+    Args:
+        index: the drafter's level, bottom is 0.
+        config: its LevelConfig, name filled in.
+        drafter: what it governs: a Level, or any Drafter.
+        controller: makes a controller for a request.
+        bypass: the cascade's bypass settings.
+        costs, clock: injectable.
+        vocab_size: ids that the target may emit.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        config: LevelConfig,
+        drafter: Drafter,
+        controller: Callable[[], Controller],
+        bypass: BypassConfig,
+        costs: Costs,
+        clock: Callable[[], float],
+        vocab_size: int,
+    ) -> None:
+        self.index = index
+        self.name = str(config.name)
+        self.config = config
+        self.drafter = drafter
+        self.below = drafter.source if isinstance(drafter, Level) else None
+        self.controller = controller
+        self.bypass = config.bypass or bypass
+        self.costs = costs
+        self.clock = clock
+        self.vocab_size = vocab_size
+        self.investment = Investment()
+        self.rows: dict[int, GovernedRow] = {}
+        self.alpha = PRIOR_ALPHA  # engine-wide, slow
+        self.token_seconds: float | None = None  # per drafted token, all levels below included
+
+    # -- the life of a row ---------------------------------------------------------------------------
+
+    def start(self, row_id: int, params: SamplingParams) -> None:
+        """A request begins, here and below."""
+        bypass = self.bypass
+        if params.bypass_threshold is not None:
+            bypass = BypassConfig(
+                threshold=params.bypass_threshold,
+                min_tests=bypass.min_tests,
+                probe_every=bypass.probe_every,
+                probe_max=bypass.probe_max,
+            )
+        barred = None
+        if not params.speculate:
+            barred = "the request asked for plain decoding"
+        elif params.levels is not None and self.name not in params.levels:
+            barred = "the request's levels leave it out"
+        elif self.config.k == 0:
+            barred = "k=0 in the configuration"
+        row = GovernedRow(params, self.controller(), Gate(bypass, costly=isinstance(self.drafter, Level)), barred)
+        if barred:
+            row.decide("off", barred)
+        self.rows[row_id] = row
+        self.drafter.start(row_id, params)
+
+    def settle(self, context: Context) -> None:
+        """The target committed: score what was proposed in the shadow, drop what is now wrong."""
+        row = self.rows[context.row_id]
+        row.rounds += 1
+        row.emitted = len(context) - row.prompt_length
+        if row.shadow is not None:
+            self._score_shadow(row, context)
+        if isinstance(self.drafter, Level):
+            self.drafter.settle(context)
+
+    def end(self, row_id: int) -> None:
+        """A request ended, here and below."""
+        row = self.rows.pop(row_id, None)
+        if row is not None:
+            self.investment.finished(row.emitted)
+        self.drafter.end(row_id)
+
+    # -- proposing -----------------------------------------------------------------------------------
+
+    def draft(self, asks: Sequence[Ask], verifier: Level) -> list[Proposal]:
+        """One proposal per ask: from this level where it is open for the row, else from the one below."""
+        proposals = [NOTHING] * len(asks)
+        own: list[tuple[int, Ask]] = []
+        passed: list[tuple[int, Ask]] = []
+        for i, ask in enumerate(asks):
+            if ask.cap <= 0:
+                continue
+            k = self._decide(ask, verifier, len(asks))
+            if k:
+                # A level may hand up more than K: what its own model verified on the way is good to have.
+                cap = min(ask.cap, max(k, self.config.k_max))
+                own.append((i, Ask(ask.context, min(k, cap), cap, ask.params, ask.noise, ask.prompt_length)))
+            else:
+                passed.append((i, ask))
+        if own:
+            for (i, _), proposal in zip(own, self._propose([ask for _, ask in own]), strict=True):
+                proposals[i] = proposal
+        if passed and self.below is not None:
+            for (i, _), proposal in zip(passed, self.below.draft([ask for _, ask in passed], verifier), strict=True):
+                proposals[i] = proposal
+        return proposals
+
+    def _propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """Asks the drafter, cuts and checks what it says; whatever is wrong costs that proposal only."""
+        began = self.clock()
+        try:
+            drafts = self.drafter.propose(asks)
+            if len(drafts) != len(asks):
+                raise ValueError(f"{len(drafts)} drafts for {len(asks)} asks")
+        except Exception as error:
+            return [self._drop(ask, error, k=ask.want) for ask in asks]
+        seconds = self.clock() - began
+        proposals = []
+        for ask, draft in zip(asks, drafts, strict=True):
+            try:
+                checked = check_draft(draft, ask.cap, self.vocab_size)
+            except Exception as error:
+                proposals.append(self._drop(ask, error, k=ask.want))
+                continue
+            if checked.origin is None:
+                checked.origin = self.index
+            proposals.append(Proposal(checked, self, ask.want))
+            self.rows[ask.context.row_id].seconds += seconds / len(asks)
+        drafted = sum(len(p.draft) for p in proposals)
+        if drafted:
+            now = seconds / drafted
+            self.token_seconds = now if self.token_seconds is None else self.token_seconds + FAST * (now - self.token_seconds)
+        return proposals
+
+    def _drop(self, ask: Ask, error: Exception, k: int) -> Proposal:
+        row = self.rows[ask.context.row_id]
+        row.dropped += 1
+        if row.dropped == 1:
+            log.warning("level %s: a proposal was dropped: %s: %s", self.name, type(error).__name__, error)
+        return Proposal(Draft(()), self, k)
+
+    # -- deciding ------------------------------------------------------------------------------------
+
+    def _decide(self, ask: Ask, verifier: Level, batch: int) -> int:
+        """K for this row now; 0 where the level is bypassed."""
+        row = self.rows[ask.context.row_id]
+        estimates = self._estimates(verifier, batch)
+        k = 0 if row.barred else self._gated(row, ask, estimates, verifier)
+        row.bypassed = k == 0
+        row.k = k or None
+        row.bypassed_rounds += row.bypassed
+        return k
+
+    def _gated(self, row: GovernedRow, ask: Ask, estimates: Estimates, verifier: Level) -> int:
+        level = self.drafter if isinstance(self.drafter, Level) else None
+        if level is not None and not level.fits(ask.context):
+            row.decide("off", f"the text is longer than the context of {level.name}")
+            return 0
+        k = self._next_k(row, estimates)
+        gain = self._speedup(row, k, estimates) / self._without(ask)
+        row.prompt_length = ask.prompt_length
+        emitted = ask.context.committed - ask.prompt_length
+        if level is not None and not row.invested:
+            worth, reason = self._invest(row, ask, level, gain, emitted, verifier)
+            row.decide("propose" if worth else "wait", reason)
+            if not worth:
+                return 0
+            row.invested = True
+        decision = row.gate.decide(emitted, gain)
+        if decision.reason:
+            row.decide("propose" if decision.open else "bypass", decision.reason)
+            if decision.open:  # what K was before the bypass says nothing now
+                row.controller.restart()
+                k = self._next_k(row, estimates)
+        if decision.probe and row.shadow is None and len(ask.context) == ask.context.committed:
+            self._probe(row, ask, k, level, self.costs.seconds(verifier.name, 1))
+        return k if decision.open else 0
+
+    def _next_k(self, row: GovernedRow, estimates: Estimates) -> int:
+        return min(max(row.controller.next_k(estimates), 1), self.config.k_max)
+
+    def _speedup(self, row: GovernedRow, k: int, estimates: Estimates) -> float:
+        """Predicted speed of the verifier with this level, against plain: at the best K, if K can adapt."""
+        alpha, cost, verify = self._alpha(row), estimates.draft_cost, estimates.verify
+        if row.controller.adapts:
+            return best_k(alpha, cost, verify, row.controller.k_min, row.controller.k_max)[1]
+        return speedup(alpha, k, cost, verify)
+
+    def _alpha(self, row: GovernedRow) -> float:
+        """The row's own rolling alpha, leaning on the engine-wide one while tests are few."""
+        weight = min(row.gate.tests, 32)
+        return (weight * row.gate.alpha + PRIOR_TESTS * self.alpha) / (weight + PRIOR_TESTS)
+
+    def _invest(
+        self, row: GovernedRow, ask: Ask, level: Level, gain: float, emitted: int, verifier: Level
+    ) -> tuple[bool, str]:
+        """Whether prefilling this level's model for the row will pay within what is likely to come."""
+        seconds = self.costs.seconds(level.name, level.uncached(ask.context))
+        now = self.costs.seconds(verifier.name, 1)
+        if seconds is None or now is None:
+            return emitted >= 1, "no costs known yet: tried"
+        typical = self.investment.typical_length
+        return self.investment.worth(seconds, now / self._without(ask), gain, emitted, ask.cap + 1, typical)
+
+    def _without(self, ask: Ask) -> float:
+        """Speed without this level, against plain: what the drafter below reaches on its own."""
+        if self.below is None:
+            return 1.0
+        below = self.below.rows.get(ask.context.row_id)
+        return 1.0 if below is None or below.barred else max(below.tau, 1.0)
+
+    def _estimates(self, verifier: Level, batch: int) -> Estimates:
+        """Slow, engine-wide: alpha, and costs in units of the verifier's one-token forward of this batch."""
+        unit = self.costs.seconds(verifier.name, batch, batch)
+
+        def verify(tokens: int) -> float:
+            seconds = self.costs.seconds(verifier.name, batch * tokens, batch)
+            return 1.0 if seconds is None or not unit else seconds / unit
+
+        draft = self.token_seconds
+        if draft is None:
+            draft = self.costs.seconds(self.name, batch, batch) or 0.0
+            draft /= batch
+        return Estimates(self.alpha, draft * batch / unit if unit else 0.0, verify)
+
+    # -- learning ------------------------------------------------------------------------------------
+
+    def observe(self, row_id: int, proposal: Proposal, verdict: Verdict) -> None:
+        """A draft of this level was judged, by whichever level asked for it."""
+        row = self.rows[row_id]
+        row.drafted += verdict.proposed
+        row.tested += verdict.tested
+        row.accepted += verdict.accepted
+        if verdict.proposed:
+            row.drafts += 1
+            row.k_sum += proposal.k
+        row.tau += FAST * (verdict.accepted + 1 - row.tau)
+        row.controller.observe(Outcome(proposal.k, verdict.proposed, verdict.tested, verdict.accepted))
+        self._learn(row, verdict.tested, verdict.accepted)
+
+    def _learn(self, row: GovernedRow, tested: int, accepted: int) -> None:
+        if tested:
+            row.gate.observe_tests(tested, accepted)
+            self.alpha += min(SLOW * tested, 0.5) * (accepted / tested - self.alpha)
+
+    def _probe(self, row: GovernedRow, ask: Ask, k: int, level: Level | None, token_seconds: float | None) -> None:
+        """Tests that cost no proposal: a model catches up, anything else proposes in the shadow."""
+        began = self.clock()
+        if level is not None:
+            tested, accepted = level.probe(ask)
+            self._learn(row, tested, accepted)
+            row.controller.observe(Outcome(0, 0, tested, accepted))
+        else:
+            proposal = self._propose([Ask(ask.context, k, min(k, ask.cap), ask.params, ask.noise, ask.prompt_length)])[0]
+            row.shadow = (len(ask.context), list(proposal.draft.tokens)) if proposal.draft.parents is None else None
+        row.gate.probe_cost = (self.clock() - began) / token_seconds if token_seconds else 0.0
+
+    def _score_shadow(self, row: GovernedRow, context: Context) -> None:
+        assert row.shadow is not None
+        position, guess = row.shadow
+        truth = context.tokens[position : position + len(guess)].tolist()
+        accepted = next((i for i, (a, b) in enumerate(zip(guess, truth, strict=False)) if a != b), len(truth))
+        if accepted < len(truth) or len(truth) == len(guess):
+            self._learn(row, min(accepted + 1, len(truth)), accepted)
+            row.shadow = None

@@ -1,0 +1,307 @@
+"""A level: a model that scores what its drafter proposes and hands up what it agrees with.
+
+`Level.advance` is the one round loop, for every depth, rule, batch and tree: the target is the top
+level, and a level asked by another level is a drafter like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cascade.draft import Ask, Context, Draft, Verdict
+from cascade.drafter import Drafter
+from cascade.errors import DecodeError
+from cascade.rows import CausalModel, Feed, Row
+from cascade.rules import Rule
+from cascade.sampling import Sampler
+
+if TYPE_CHECKING:
+    from cascade.config import SamplingParams
+    from cascade.costs import Costs
+    from cascade.governor import Governor, Proposal
+
+PROBE_TOKENS = 16  # positions a probe compares at most: the latest ones, which say most about what comes
+WARM_UP_WIDTHS = (1, 4, 8, 16, 64)  # forwards timed at load, so that the first decisions have costs
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one ask has come within one call of `Level.advance`.
+
+    Attributes:
+        context: the ask's context with the tokens held so far appended.
+        tokens, origins: what is held, and the level that first proposed each token.
+        logprobs: per token, where the request asks for them (target only).
+        verdicts: how each draft fared, with the proposal it came from.
+        ended: the text is over, or this level cannot continue it.
+        error: why the row failed.
+    """
+
+    ask: Ask
+    context: Context
+    tokens: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    verdicts: list[tuple[Proposal, Verdict]] = field(default_factory=list)
+    ended: bool = False
+    error: Exception | None = None
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the asker can use."""
+        return self.ask.cap - len(self.tokens)
+
+    @property
+    def wants(self) -> bool:
+        """Whether the row stays in the loop: it leaves on want, cap, end or error, each on its own."""
+        return not self.ended and len(self.tokens) < max(self.ask.want, 1) and self.room > 0
+
+
+@dataclass(slots=True)
+class LevelRow:
+    """What a level keeps of one request: its cache, its sampler and its counters."""
+
+    cache: Row
+    sampler: Sampler | None = None
+    forwards: int = 0
+    tokens_fed: int = 0
+    seconds: float = 0.0
+
+
+class Level(Drafter):
+    """A model with the drafter below it, and the rule by which it judges that drafter's tokens.
+
+    Args:
+        index, name: its place in the cascade, bottom is 0.
+        model: scores packed rows.
+        source: what proposes to it, None for a level that decodes alone.
+        rule: turns its choices and a draft into accepted tokens.
+        costs: keeps how long forwards take.
+        clock: seconds, monotonic.
+        is_target: the target applies the request's own processors; inner levels what is cheap.
+        end_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        model: CausalModel,
+        source: Governor | None,
+        rule: Rule,
+        costs: Costs,
+        clock: Callable[[], float],
+        *,
+        is_target: bool = False,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.model = model
+        self.source = source
+        self.rule = rule
+        self.costs = costs
+        self.clock = clock
+        self.is_target = is_target
+        self.end_ids = tuple(end_ids)
+        self.rows: dict[int, LevelRow] = {}
+        self.forward_seconds = 0.0  # of all rows, ever: what is not model time is the engine's own work
+
+    # -- the life of a row ---------------------------------------------------------------------------
+
+    def start(self, row_id: int, params: SamplingParams) -> None:
+        """A request begins, here and below."""
+        if row_id not in self.rows:
+            self.rows[row_id] = LevelRow(self.model.new_row())
+        if self.source is not None:
+            self.source.start(row_id, params)
+
+    def fork(self, parent: int, row_id: int) -> None:
+        """Row `row_id` begins with a copy of the parent's cache: samples of one prompt share its prefill."""
+        if parent in self.rows:
+            self.rows[row_id] = LevelRow(self.rows[parent].cache.fork())
+        if self.source is not None and isinstance(self.source.drafter, Level):
+            self.source.drafter.fork(parent, row_id)
+
+    def settle(self, context: Context) -> None:
+        """Drops what the cache holds beyond the committed tokens, here and below."""
+        row = self.rows.get(context.row_id)
+        if row is not None:
+            row.cache.sync(context.tokens)
+        if self.source is not None:
+            self.source.settle(context)
+
+    def end(self, row_id: int) -> None:
+        """A request ended: its cache is freed, here and below."""
+        self.rows.pop(row_id, None)
+        if self.source is not None:
+            self.source.end(row_id)
+
+    # -- the round loop ------------------------------------------------------------------------------
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """This model's own continuation of each context, at least `want` tokens where it can."""
+        return [Draft(p.tokens, origin=p.origins) for p in self.advance(asks)]
+
+    def advance(self, asks: Sequence[Ask]) -> list[Progress]:
+        """Rounds of ask, score, walk and append, until every row holds what it was asked for."""
+        progress = [Progress(ask, ask.context) for ask in asks]
+        while active := [p for p in progress if p.wants and self.fits(p.context)]:
+            proposals = self._ask_below(active)
+            logits, picks = self._score(active, proposals)
+            start = 0
+            for row, proposal in zip(active, proposals, strict=True):
+                stop = start + len(proposal.draft) + 1
+                self._judge(row, proposal, logits[start:stop], None if picks is None else picks[start:stop])
+                start = stop
+        return progress
+
+    def fits(self, context: Context) -> bool:
+        """Whether the model can score the position after this context."""
+        return self.model.max_length is None or len(context) <= self.model.max_length
+
+    def _ask_below(self, active: Sequence[Progress]) -> list[Proposal]:
+        """One proposal per row, never longer than the row's room behind this level's own token."""
+        from cascade.governor import NOTHING
+
+        if self.source is None:
+            return [NOTHING] * len(active)
+        asks = []
+        for row in active:
+            ask, cap = row.ask, row.room - 1
+            if self.model.max_length is not None:
+                cap = min(cap, self.model.max_length - len(row.context))
+            asks.append(Ask(row.context, cap, cap, ask.params, ask.noise, ask.prompt_length))
+        return self.source.draft(asks, self)
+
+    def _score(
+        self, active: Sequence[Progress], proposals: Sequence[Proposal]
+    ) -> tuple[torch.Tensor, list[int | None] | None]:
+        """One packed forward: logits [sum of (N + 1), V] and, for greedy rows, each node's best token."""
+        began = self.clock()
+        feeds = []
+        for row, proposal in zip(active, proposals, strict=True):
+            state, draft = self.rows[row.context.row_id], proposal.draft
+            cached = state.cache.sync(row.context.tokens)
+            tokens = row.context.tokens[cached:].tolist() + list(draft.tokens)
+            feeds.append(Feed(state.cache, tokens, len(draft) + 1, draft.parents))
+        logits = self.model.forward(feeds)
+        picks = None
+        if any(self._sampler(row.ask).plain for row in active):
+            best = logits.max(-1)
+            picks = [
+                None if bad else pick
+                for pick, bad in zip(best.indices.tolist(), (~best.values.isfinite()).tolist(), strict=True)
+            ]
+        self._account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
+        return logits, picks
+
+    def _account(self, states: Sequence[LevelRow], feeds: Sequence[Feed], seconds: float) -> None:
+        """Books a forward: each row bears an equal share of its time."""
+        self.forward_seconds += seconds
+        self.costs.observe(self.name, sum(len(feed.tokens) for feed in feeds), len(feeds), seconds)
+        for state, feed in zip(states, feeds, strict=True):
+            state.forwards += 1
+            state.tokens_fed += len(feed.tokens)
+            state.seconds += seconds / len(feeds)
+
+    def _judge(self, row: Progress, proposal: Proposal, logits: torch.Tensor, picks: Sequence[int | None] | None) -> None:
+        """Walks the draft, appends what held and this level's own token, and crops the cache."""
+        state, draft = self.rows[row.context.row_id], proposal.draft
+        sampler = self._sampler(row.ask)
+        choose = self._greedy(picks) if sampler.plain and picks is not None else self._lazy(row, draft, sampler, logits)
+        try:
+            verdict = self.rule.walk(draft, choose, sampler.ends)
+        except Exception as error:  # a processor that raises, logits that are not numbers: this row alone fails
+            row.error, row.ended = error, True
+            return
+        base = len(row.context)
+        if draft.parents is not None:
+            state.cache.keep(base, verdict.path)
+        state.cache.crop(base + verdict.accepted)
+        origins = draft.origins()
+        verdict.chain = [draft.tokens[node] for node in verdict.path]
+        row.origins += [origins[node] for node in verdict.path]
+        if verdict.extra is not None:
+            verdict.chain.append(verdict.extra)
+            row.origins.append(self.index)
+        row.ended = bool(verdict.chain) and sampler.ends(verdict.chain[-1])
+        row.tokens += verdict.chain
+        row.context = row.context.extended(verdict.chain)
+        row.verdicts.append((proposal, verdict))
+        if proposal.governor is not None:
+            proposal.governor.observe(row.context.row_id, proposal, verdict)
+
+    @staticmethod
+    def _greedy(picks: Sequence[int | None]) -> Callable[[int], int]:
+        def choose(node: int) -> int:
+            pick = picks[node + 1]
+            if pick is None:
+                raise DecodeError("the model's logits are not numbers: NaN or infinite")
+            return pick
+
+        return choose
+
+    def _lazy(self, row: Progress, draft: Draft, sampler: Sampler, logits: torch.Tensor) -> Callable[[int], int]:
+        """Samples one node at a time, on the true prefix: each token only after the one before it held."""
+        prefix = row.context
+
+        def choose(node: int) -> int:
+            nonlocal prefix
+            if node >= 0:
+                prefix = prefix.extended([draft.tokens[node]])
+            token = sampler.sample(logits[node + 1], prefix.tokens)
+            if self.is_target and sampler.logprobs is not None:
+                row.logprobs.append(sampler.logprobs)
+            return token
+
+        return choose
+
+    def _sampler(self, ask: Ask) -> Sampler:
+        row = self.rows[ask.context.row_id]
+        if row.sampler is None:
+            row.sampler = Sampler(ask.params, ask.noise, self.end_ids, ask.prompt_length, draft=not self.is_target)
+        return row.sampler
+
+    # -- learning without proposing ------------------------------------------------------------------
+
+    def probe(self, ask: Ask) -> tuple[int, int]:
+        """Catches up on committed tokens; returns (tested, accepted) of this level's own choices there.
+
+        One forward over what is not cached yet: the tests are free, nothing is proposed.
+        """
+        state, tokens = self.rows[ask.context.row_id], ask.context.tokens
+        cached = state.cache.sync(tokens)
+        fed = tokens[cached:].tolist()
+        keep = min(len(fed), PROBE_TOKENS + 1)
+        began = self.clock()
+        feed = Feed(state.cache, fed, keep)
+        logits = self.model.forward([feed])
+        self._account([state], [feed], self.clock() - began)
+        sampler, first = self._sampler(ask), len(tokens) - keep + 1
+        state.cache.crop(len(tokens) - 1)
+        if sampler.plain:
+            choices = logits[:-1].argmax(-1).cpu().numpy()
+        else:
+            choices = np.array([sampler.sample(logits[i], tokens[: first + i]) for i in range(keep - 1)], np.int64)
+        return len(choices), int((choices == tokens[first:]).sum())
+
+    def uncached(self, context: Context) -> int:
+        """How many tokens a forward for this context would have to feed."""
+        row = self.rows.get(context.row_id)
+        return len(context) if row is None else len(context) - row.cache.sync(context.tokens)
+
+    def warm_up(self) -> None:
+        """Times forwards of a few widths, so that the first decisions rest on measured costs."""
+        limit = self.model.max_length or max(WARM_UP_WIDTHS)
+        for width in [w for w in WARM_UP_WIDTHS if w <= limit for _ in range(2)]:
+            began = self.clock()
+            self.model.forward([Feed(self.model.new_row(), [0] * width, 1)]).max(-1).indices.tolist()
+            self.costs.observe(self.name, width, 1, self.clock() - began)
+        if self.source is not None and isinstance(self.source.drafter, Level):
+            self.source.drafter.warm_up()

@@ -1,0 +1,226 @@
+"""From a row of logits to one token: processors, filters and the race against the noise.
+
+Dimension key: L tokens of the prefix, V vocabulary, n tokens that survive the filters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cascade.config import SamplingParams
+from cascade.draft import Tokens
+from cascade.errors import DecodeError
+from cascade.noise import Noise, race
+
+# Bounds on p below which top-p looks for its nucleus, as logarithms; the last one is p > 0.
+_NUCLEUS_BOUNDS = (-10 * math.log(2), -14 * math.log(2), -18 * math.log(2), -math.inf)
+
+
+class Sampler:
+    """Chooses the tokens of one request from one model's logits.
+
+    Steps, each only where the parameters ask for it: repetition penalty, the user's processors, end tokens
+    made impossible before `min_new_tokens`; then the likeliest token, or temperature, top-k, top-p, min-p
+    and argmax(log p + Gumbel noise) over what is left, the noise's position being the prefix's length. Of
+    equals the lowest id wins. Logits are taken to float32 (float64 stays) and weighed in float64.
+
+    Args:
+        params: the request's sampling parameters.
+        noise: the request's random numbers; samplers with equal noise and equal logits choose equal tokens.
+        end_ids: the model's own end tokens.
+        prompt_length: how many tokens of every prefix are the prompt.
+        draft: only guesses the target's choice: leaves out the user's processors, which may be slow or
+            keep state, and logprobs.
+
+    Attributes:
+        greedy: no chance is involved.
+        plain: greedy, and the logits count as they come whatever the prefix: a caller may take the
+            argmax of whole blocks instead of calling `sample`.
+        logprobs: after `sample`, if `params.logprobs` asks for it: token -> log-probability of the
+            likeliest tokens, falling, and of the chosen one; after processors and temperature (at
+            temperature 0 as at 1), before top-k, top-p and min-p. Impossible tokens are left out.
+    """
+
+    def __init__(
+        self, params: SamplingParams, noise: Noise, end_ids: Sequence[int], prompt_length: int, draft: bool = False
+    ) -> None:
+        self.params = params
+        self.noise = noise
+        self.prompt_length = prompt_length
+        self.logprobs: dict[int, float] | None = None
+        self.greedy = params.temperature == 0 or params.top_k == 1
+        self._temperature = float(params.temperature) or 1.0
+        self._processors = () if draft else tuple(params.logits_processors)
+        self._logprobs = None if draft else params.logprobs
+        self._ends = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_ids)
+        self.plain = (
+            self.greedy
+            and not self._processors
+            and self._logprobs is None
+            and params.repetition_penalty == 1
+            and params.min_new_tokens == 0
+        )
+        self._all_ids = np.arange(0, dtype=np.int64)
+
+    def ends(self, token: int) -> bool:
+        """Whether `token` ends the text: a stop token, or an end token that is not ignored."""
+        return token in self._ends
+
+    def sample(self, logits: torch.Tensor, tokens: Tokens) -> int:
+        """The token that follows `tokens`.
+
+        Args:
+            logits: [V], any floating dtype, any device; not changed.
+            tokens: int64 [L], the true prefix, prompt included; not changed.
+
+        Raises:
+            DecodeError: the logits are NaN or +inf where it matters, or nothing is possible.
+        """
+        scores = self._processed(logits, tokens)
+        lead, top = _largest(scores)
+        token = lead if self.greedy else self._race(scores, lead, top, len(tokens))
+        if self._logprobs is not None:
+            self.logprobs = self._top_logprobs(scores, top, token, self._logprobs)
+        return token
+
+    def probabilities(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The distribution that `sample` draws from: float64 [V], on the logits' device. Raises as it does."""
+        scores = self._processed(logits, tokens)
+        lead, top = _largest(scores)
+        out = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+        if self.greedy:
+            out[lead] = 1
+            return out
+        ids = self._survivors(scores, top)
+        out[... if ids is None else ids] = self._relative(scores, top, ids).softmax(0)
+        return out
+
+    # -- before the filters --------------------------------------------------------------------------
+
+    def _processed(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The scores [V] after everything that looks at the prefix; never a view of `logits` if changed."""
+        scores = logits.detach()
+        if scores.dtype != torch.float64:
+            scores = scores.float()
+        min_new = len(tokens) - self.prompt_length < self.params.min_new_tokens
+        penalty = self.params.repetition_penalty
+        if penalty != 1 or min_new or self._processors:
+            scores = scores.clone()  # float() may have returned the model's own logits
+        if penalty != 1:
+            # A repeated id is written twice with one value: cheaper than finding the distinct ids. A draft
+            # model's head may be smaller than the ids of the text.
+            seen = torch.from_numpy(tokens[tokens < len(scores)]).to(scores.device)
+            values = scores[seen]
+            scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
+        if self._processors:
+            scores = self._user_processed(scores, torch.tensor(tokens, device=scores.device)[None])
+        if min_new:
+            scores[[end for end in self._ends if end < len(scores)]] = -math.inf
+        return scores
+
+    def _user_processed(self, scores: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        rows = scores[None]
+        for processor in self._processors:
+            result = processor(input_ids, rows)
+            if not isinstance(result, torch.Tensor) or result.shape != rows.shape:
+                name = getattr(processor, "__name__", type(processor).__name__)
+                what = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+                raise DecodeError(f"logits processor {name} must return scores {tuple(rows.shape)}, not {what}")
+            rows = result
+        # A copy: the processor may have returned a tensor it keeps, and ends are masked in place.
+        return rows[0].detach().to(torch.float64 if rows.dtype == torch.float64 else torch.float32, copy=True)
+
+    # -- the filters and the race --------------------------------------------------------------------
+
+    def _race(self, scores: torch.Tensor, lead: int, top: float, position: int) -> int:
+        ids = self._survivors(scores, top)
+        if ids is None:
+            host = scores.cpu().numpy()
+            if len(self._all_ids) != len(host):
+                self._all_ids = np.arange(len(host), dtype=np.int64)
+            host_ids = self._all_ids
+        else:
+            host, host_ids = scores[ids].cpu().numpy(), ids.cpu().numpy()
+            lead = int(host.argmax())
+        key = np.uint64(self.noise.key(position))
+        return int(host_ids[race(host, host_ids, key, top, self._temperature, lead)])
+
+    def _relative(self, scores: torch.Tensor, top: float, ids: torch.Tensor | None) -> torch.Tensor:
+        """(scores - top) / temperature, float64: logits up to a constant, without overflow at any temperature."""
+        wide = (scores if ids is None else scores[ids]).double()
+        return (wide - top).div_(self._temperature)  # not sub_: double() may have returned the model's logits
+
+    def _survivors(self, scores: torch.Tensor, top: float) -> torch.Tensor | None:
+        """The ids [n] that top-k, top-p and min-p leave, ascending; None is all of them."""
+        params, ids = self.params, None
+        if 0 < params.top_k < len(scores):
+            ids = _where(scores >= scores.topk(params.top_k).values[-1])
+        if params.top_p == 1 and params.min_p == 0:
+            return ids
+        relative = self._relative(scores, top, ids)
+        if params.top_p < 1:
+            kept = _nucleus(relative, params.top_p)
+            relative, ids = relative[kept], kept if ids is None else ids[kept]
+        if params.min_p > 0:
+            kept = _where(relative >= math.log(params.min_p))
+            ids = kept if ids is None else ids[kept]
+        return ids
+
+    def _top_logprobs(self, scores: torch.Tensor, top: float, token: int, n: int) -> dict[int, float]:
+        relative = self._relative(scores, top, None)
+        total = math.log(float(relative.exp().sum()))
+        likeliest: list[int] = []
+        if n > 0:
+            # torch.topk takes any of equals: fetch all of them, the stable sort puts the lowest ids first.
+            ids = _where(scores >= scores.topk(min(n, len(scores))).values[-1])
+            likeliest = ids[scores[ids].sort(descending=True, stable=True).indices][:n].tolist()
+        reported = list(dict.fromkeys([*likeliest, token]))
+        values = (relative[reported] - total).tolist()
+        return {i: value for i, value in zip(reported, values, strict=True) if value > -math.inf}
+
+
+def _nucleus(relative: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Positions, ascending, of the tokens with less than `top_p` of the probability before them.
+
+    relative [n] float64: logits less their maximum. The order is: probability falling, then position
+    rising. The tokens above a bound are a prefix of that order with its ties complete, so if they hold
+    `top_p` of the mass, they are all that needs sorting.
+    """
+    weights = relative.exp()
+    total = float(weights.sum())
+    goal = top_p * total
+    for bound in _NUCLEUS_BOUNDS:
+        inside = _where(relative > math.log(total) + bound)
+        if bound == -math.inf or float(weights[inside].sum()) >= goal:
+            break
+    order = inside[relative[inside].sort(descending=True, stable=True).indices]
+    sums = weights[order].cumsum(0)
+    count = 1 + int((sums[:-1] < goal).sum())
+    return order[:count].sort().values
+
+
+def _where(mask: torch.Tensor) -> torch.Tensor:
+    """Positions [n] of the true entries of a mask [V], ascending."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))  # a quarter of torch's time on a CPU
+    return mask.nonzero()[:, 0]
+
+
+def _largest(scores: torch.Tensor) -> tuple[int, float]:
+    """The first position of the largest score, and its value. Raises DecodeError where it is no number."""
+    if scores.device.type == "cpu":
+        host = scores.numpy()
+        lead = int(host.argmax())  # a tenth of torch's time on a CPU; both find a NaN first
+        top = float(host[lead])
+    else:
+        value, index = scores.max(0)
+        lead, top = int(index), float(value)
+    if math.isnan(top) or top == math.inf:
+        raise DecodeError("the model's logits are not numbers: NaN or infinite")
+    if top == -math.inf:
+        raise DecodeError("no token is possible: every logit is -inf")
+    return lead, top

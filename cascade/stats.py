@@ -1,0 +1,107 @@
+"""Figures of a request, read from the counters that levels and governors keep."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cascade.governor import Governor
+from cascade.level import Level
+from cascade.request import Chunk, LevelStats, Request, Stats
+from cascade.trace import LevelRound, Round
+
+
+class Counts(NamedTuple):
+    """One level's counters for one request at one moment."""
+
+    drafted: int
+    tested: int
+    accepted: int
+    forwards: int
+    decisions: int
+
+
+class Ledger:
+    """Reads the counters of a chain of levels.
+
+    Args:
+        target: the top level.
+    """
+
+    def __init__(self, target: Level) -> None:
+        self._target = target
+        self._places: list[tuple[str, Governor | None, Level | None]] = [(target.name, None, target)]
+        governor = target.source
+        while governor is not None:
+            level = governor.drafter if isinstance(governor.drafter, Level) else None
+            self._places.insert(0, (governor.name, governor, level))
+            governor = governor.below
+
+    def snapshot(self, row_id: int) -> tuple[Counts, ...]:
+        """The counters now, bottom to top, to be compared with later ones."""
+        return tuple(self._counts(row_id, governor, level) for _, governor, level in self._places)
+
+    @staticmethod
+    def _counts(row_id: int, governor: Governor | None, level: Level | None) -> Counts:
+        own = governor.rows.get(row_id) if governor is not None else None
+        model = level.rows.get(row_id) if level is not None else None
+        forwards = model.forwards if model is not None else 0
+        if own is None:
+            return Counts(0, 0, 0, forwards, 0)
+        return Counts(own.drafted, own.tested, own.accepted, forwards, len(own.decisions))
+
+    def round(self, request: Request, chunk: Chunk, before: tuple[Counts, ...], batch: int, seconds: float) -> Round:
+        """The record of the round that just ended, from the counters before and after it."""
+        levels = []
+        for (name, governor, _), old, new in zip(self._places, before, self.snapshot(request.id), strict=True):
+            own = governor.rows.get(request.id) if governor is not None else None
+            levels.append(
+                LevelRound(
+                    name=name,
+                    k=own.k if own is not None else None,
+                    drafted=new.drafted - old.drafted,
+                    tested=new.tested - old.tested,
+                    accepted=new.accepted - old.accepted,
+                    forwards=new.forwards - old.forwards,
+                    bypassed=own.bypassed if own is not None else False,
+                    reason=own.decisions[-1][2] if own is not None and new.decisions > old.decisions else None,
+                )
+            )
+        position = request.length - len(chunk.tokens)
+        return Round(
+            request.id, request.rounds - 1, position, chunk.tokens, chunk.origins, batch, seconds, tuple(levels)
+        )
+
+    def stats(self, request: Request) -> Stats:
+        """The figures of a request that is over, before its rows are freed."""
+        new, rounds = len(request.tokens), request.rounds
+        first = None if request.first_token is None else request.first_token - request.began
+        return Stats(
+            new_tokens=new,
+            target_forwards=rounds,
+            tokens_per_forward=new / rounds if rounds else 0.0,
+            wall_s=request.ended - request.began,
+            first_token_s=first,
+            own_work_s=request.own_work,
+            levels=tuple(self._level(request, *place) for place in self._places),
+        )
+
+    @staticmethod
+    def _level(request: Request, name: str, governor: Governor | None, level: Level | None) -> LevelStats:
+        own = governor.rows.get(request.id) if governor is not None else None
+        model = level.rows.get(request.id) if level is not None else None
+        drafted, tested, accepted = (own.drafted, own.tested, own.accepted) if own is not None else (0, 0, 0)
+        return LevelStats(
+            name=name,
+            drafted=drafted,
+            tested=tested,
+            accepted=accepted,
+            accept_rate=accepted / drafted if drafted else None,
+            alpha=accepted / tested if tested else None,
+            forwards=model.forwards if model is not None else 0,
+            tokens_fed=model.tokens_fed if model is not None else 0,
+            time_s=model.seconds if model is not None else own.seconds if own is not None else 0.0,
+            k_mean=own.k_sum / own.drafts if own is not None and own.drafts else None,
+            bypassed_rounds=own.bypassed_rounds if own is not None else 0,
+            dropped=own.dropped if own is not None else 0,
+            decisions=tuple(own.decisions) if own is not None else (),
+        )

@@ -1,0 +1,128 @@
+"""Moving medians of forward times: interpolation, monotony, forgetting, and what is not known."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from cascade.costs import WINDOW, CostModel, Costs, FixedCosts
+
+
+def fed(*pairs: tuple[int, float], rows: int = 1) -> CostModel:
+    costs = CostModel()
+    for tokens, seconds in pairs:
+        costs.observe("m", tokens, rows, seconds)
+    return costs
+
+
+def test_nothing_known() -> None:
+    costs = CostModel()
+    assert costs.seconds("m", 1) is None
+    assert costs.draft_seconds("m") is None
+    costs.observe("other", 1, 1, 0.1)
+    assert costs.seconds("m", 1) is None
+
+
+def test_interpolates_between_and_extrapolates_beyond() -> None:
+    costs = fed((1, 1.0), (5, 1.4), (9, 1.8), (64, 7.3))
+    assert costs.seconds("m", 1) == 1.0
+    assert costs.seconds("m", 3) == pytest.approx(1.2)
+    assert costs.seconds("m", 7) == pytest.approx(1.6)
+    assert costs.seconds("m", 20) == pytest.approx(1.8 + 0.1 * 11)
+    assert costs.seconds("m", 700) == pytest.approx(7.3 + 0.1 * (700 - 64))
+
+
+def test_below_the_smallest_size_time_stays_level() -> None:
+    assert fed((2, 0.3), (8, 0.4)).seconds("m", 1) == 0.3
+
+
+def test_prompts_alone_say_nothing_of_short_forwards() -> None:
+    costs = fed((512, 3.0), (200, 1.2))
+    assert costs.seconds("m", 2) is None
+    assert costs.seconds("m", 300) == pytest.approx(1.2 + 1.8 * 100 / 312)
+    costs.observe("m", 1, 1, 0.2)
+    assert costs.seconds("m", 1) == 0.2
+
+
+def test_one_known_size_gives_a_guess() -> None:
+    costs = fed((1, 0.32))
+    assert costs.seconds("m", 1) == 0.32
+    ratio = (costs.seconds("m", 700) or 0.0) / 0.32
+    assert 13 <= ratio <= 30
+
+
+def test_a_median_ignores_stalls_and_forgets() -> None:
+    costs = fed(*[(4, 1.0)] * 10, *[(4, 50.0)] * 4)
+    assert costs.seconds("m", 4) == 1.0
+    for _ in range(WINDOW):
+        costs.observe("m", 4, 1, 2.0)
+    assert costs.seconds("m", 4) == 2.0
+
+
+def test_a_stall_at_one_size_does_not_lift_all_larger_ones() -> None:
+    costs = fed(*[(n, 1.0 + 0.01 * n) for n in range(1, 17) for _ in range(15)])
+    costs.observe("m", 20, 1, 1.2)
+    fresh = fed((5, 10.0), *[(n, 1.0 + 0.01 * n) for n in range(1, 17) if n != 5 for _ in range(15)])
+    assert fresh.seconds("m", 16) == pytest.approx(costs.seconds("m", 16), rel=0.1)
+
+
+def test_never_falls_with_size_and_equals_a_full_fit() -> None:
+    rng = random.Random(3)
+    costs, again = CostModel(), CostModel()
+    for step in range(600):
+        tokens = rng.choice([1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 100, 400])
+        seconds = (1 + 0.02 * tokens) * rng.uniform(0.7, 1.5)
+        costs.observe("m", tokens, 1, seconds)
+        again.observe("m", tokens, 1, seconds)
+        for table in again._tables.values():
+            table.stale = True  # the shortcut is not taken
+        read = [costs.seconds("m", n) or 0.0 for n in range(1, 500, 7)]
+        assert read == pytest.approx([again.seconds("m", n) or 0.0 for n in range(1, 500, 7)])
+        assert read == sorted(read), step
+
+
+def test_rows_have_their_own_tables_once_they_know_two_sizes() -> None:
+    costs = fed((1, 1.0), (8, 1.7))
+    assert costs.seconds("m", 8, rows=4) == 1.7
+    costs.observe("m", 8, 4, 3.0)
+    assert costs.seconds("m", 8, rows=4) == 1.7, "one size is not a table yet"
+    costs.observe("m", 4, 4, 2.0)
+    assert costs.seconds("m", 8, rows=4) == 3.0
+    assert costs.seconds("m", 8, rows=1) == 1.7
+
+
+def test_nonsense_is_ignored() -> None:
+    costs = fed((1, float("nan")), (1, -1.0), (-1, 1.0), (1, float("inf")))
+    assert costs.seconds("m", 1) is None
+
+
+def test_proposals_have_a_price_of_their_own() -> None:
+    costs = fed((1, 1.0))
+    costs.observe_draft("m", 4, 0.002)
+    assert costs.draft_seconds("m", 4) == 0.002
+    assert costs.seconds("m", 1) == 1.0
+
+
+def test_fixed_costs() -> None:
+    costs: Costs = FixedCosts(lambda level, tokens: tokens * (2.0 if level == "big" else 1.0))
+    costs.observe("big", 3, 1, 99.0)
+    costs.observe_draft("big", 3, 99.0)
+    assert costs.seconds("big", 3, rows=2) == 6.0
+    assert costs.seconds("small", 3) == 3.0
+    assert costs.draft_seconds("small", 3) == 0.0
+    assert FixedCosts(lambda level, tokens: 1.0, lambda level, tokens: 0.1).draft_seconds("small", 3) == 0.1
+
+
+def test_costs_little_itself() -> None:
+    costs = fed(*[(n, 1.0 + n) for n in (*range(1, 17), 30, 60, 100, 200, 400)])
+    best = 1.0
+    for _ in range(5):
+        began = time.perf_counter()
+        for i in range(200):
+            costs.observe("m", 1 + i % 16, 1, 1.0 + i % 7)
+            costs.seconds("m", 9)
+        best = min(best, (time.perf_counter() - began) / 400)
+    print(f"a call costs {best * 1e6:.1f} us")
+    assert best < 50e-6, "some 4 us on an idle machine"
