@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,16 @@ def strict(cls: type) -> type:
     """Class decorator: an unknown keyword is a ConfigError with a suggestion, not a TypeError."""
     names = {f.name for f in fields(cls)}
     init = cls.__init__  # type: ignore[misc]
+    signature = inspect.signature(init)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         for key in kwargs:
             if key not in names:
                 raise ConfigError(f"{cls.__name__} has no field {key!r}.{did_you_mean(key, names)}")
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__}: {error}") from None
         init(self, *args, **kwargs)
 
     __init__.__wrapped__ = init  # type: ignore[attr-defined]
@@ -35,8 +41,29 @@ def _require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _check(config: Any, name: str, ok: Callable[[Any], bool], must: str) -> None:
+    value = getattr(config, name)
+    _require(ok(value), f"{name} must {must}, not {value!r}")
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _at_least(least: int) -> Callable[[Any], bool]:
+    return lambda value: _is_int(value) and value >= least
+
+
+def _no_bypass(value: Any) -> str:
+    return f"bypass must be a BypassConfig, such as BypassConfig(threshold=0.3), not {value!r}"
 
 
 def _is_number(value: Any) -> bool:
@@ -88,43 +115,37 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "logits_processors"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("max_new_tokens", "min_new_tokens", "top_k"):
-            value = getattr(self, name)
-            _require(_is_int(value) and value >= 0, f"{name} must be an integer >= 0, not {value!r}")
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
-            )
-        _require(
-            _is_number(self.temperature) and self.temperature >= 0,
-            f"temperature must be a number >= 0, not {self.temperature!r}",
-        )
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
-        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p!r}")
-        _require(
-            _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
-            f"repetition_penalty must be a number > 0, not {self.repetition_penalty!r}",
-        )
-        _require(self.seed is None or _is_int(self.seed), f"seed must be an integer or None, not {self.seed!r}")
-        _require(_is_int(self.n) and self.n >= 1, f"n must be an integer >= 1, not {self.n!r}")
-        for text in self.stop:
-            _require(isinstance(text, str) and text != "", f"a stop string must be a non-empty string, not {text!r}")
-        for token in self.stop_token_ids:
-            _require(_is_int(token) and token >= 0, f"stop_token_ids must be ids >= 0, not {token!r}")
-        _require(
-            self.logprobs is None or (_is_int(self.logprobs) and self.logprobs >= 0),
-            f"logprobs must be an integer >= 0 or None, not {self.logprobs!r}",
-        )
-        for processor in self.logits_processors:
-            _require(callable(processor), f"logits_processors must be callable, not {processor!r}")
         if isinstance(self.levels, str):
             object.__setattr__(self, "levels", (self.levels,))
+        for name in ("stop", "stop_token_ids", "logits_processors", "levels"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, Iterable), f"{name} must be a list, not {value!r}")
+            if value is not None or name != "levels":  # None means no stop strings, but all levels
+                object.__setattr__(self, name, () if value is None else tuple(value))
+        for name in ("ignore_eos", "speculate"):
+            _check(self, name, lambda v: isinstance(v, bool), "be True or False")
+        for name in ("max_new_tokens", "min_new_tokens", "top_k"):
+            _check(self, name, _at_least(0), "be an integer >= 0")
         _require(
-            self.bypass_threshold is None or (_is_number(self.bypass_threshold) and 0 <= self.bypass_threshold <= 1),
-            f"bypass_threshold must lie in [0, 1], not {self.bypass_threshold!r}",
+            self.min_new_tokens <= self.max_new_tokens,
+            f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})",
         )
+        _check(self, "temperature", lambda v: _is_number(v) and v >= 0, "be a number >= 0")
+        _check(self, "top_p", lambda v: _is_number(v) and 0 < v <= 1, "lie in (0, 1]")
+        _check(self, "min_p", _is_share, "lie in [0, 1]")
+        _check(self, "repetition_penalty", lambda v: _is_number(v) and v > 0, "be a number > 0")
+        _check(self, "seed", lambda v: v is None or _is_int(v), "be an integer or None")
+        _check(self, "n", _at_least(1), "be an integer >= 1")
+        _check(self, "logprobs", lambda v: v is None or _at_least(0)(v), "be an integer >= 0 or None")
+        _check(self, "bypass_threshold", lambda v: v is None or _is_share(v), "lie in [0, 1]")
+        for text in self.stop:
+            _require(_is_name(text), f"a stop string must be a non-empty string, not {text!r}")
+        for token in self.stop_token_ids:
+            _require(_at_least(0)(token), f"stop_token_ids must be ids >= 0, not {token!r}")
+        for processor in self.logits_processors:
+            _require(callable(processor), f"logits_processors must be callable, not {processor!r}")
+        for level in self.levels or ():
+            _require(isinstance(level, str), f"levels must be names of levels, not {level!r}")
 
 
 @strict
@@ -153,13 +174,15 @@ class BypassConfig:
             object.__setattr__(self, "gain", self.threshold is None)
         if self.threshold is None:
             object.__setattr__(self, "threshold", 0.3)
-        _require(
-            _is_number(self.threshold) and 0 <= float(self.threshold or 0) <= 1,
-            f"bypass threshold must lie in [0, 1], not {self.threshold!r}",
-        )
+        _require(_is_share(self.threshold), f"bypass threshold must lie in [0, 1], not {self.threshold!r}")
+        _require(isinstance(self.gain, bool), f"bypass gain must be True, False or None, not {self.gain!r}")
         for name in ("min_tests", "probe_every", "probe_max"):
             value = getattr(self, name)
-            _require(_is_int(value) and value >= 1, f"bypass {name} must be an integer >= 1, not {value!r}")
+            _require(_at_least(1)(value), f"bypass {name} must be an integer >= 1, not {value!r}")
+        _require(
+            self.probe_every <= self.probe_max,
+            f"bypass probe_every ({self.probe_every}) must not exceed probe_max ({self.probe_max})",
+        )
 
 
 @strict
@@ -198,16 +221,22 @@ class LevelConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (self.drafter is None) == (self.model is None):
-            raise ConfigError("a level needs exactly one of drafter=... and model=...")
+        one = (self.drafter is None) != (self.model is None)
+        _require(one, "a level needs exactly one of drafter=... and model=...")
+        _require(self.name is None or _is_name(self.name), f"a level's name must be a string, not {self.name!r}")
+        _check(self, "controller", _is_name, "be a registered name")
+        _require(
+            isinstance(self.options, Mapping) and all(isinstance(key, str) for key in self.options),
+            f"options must be a dict with strings as keys, not {self.options!r}",
+        )
+        _require(self.bypass is None or isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
         if self.dtype is not None:
             name = str(self.dtype).removeprefix("torch.")
             if name not in DTYPES:
                 raise ConfigError(f"unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
             object.__setattr__(self, "dtype", name)
         for key in ("k_min", "k_max"):
-            value = getattr(self, key)
-            _require(_is_int(value) and value >= 0, f"{key} must be an integer >= 0, not {value!r}")
+            _check(self, key, _at_least(0), "be an integer >= 0")
         _require(self.k_min <= self.k_max, f"k_min ({self.k_min}) must not exceed k_max ({self.k_max})")
         if self.k is not None:
             _require(
@@ -237,17 +266,14 @@ class CascadeConfig:
         if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
             raise ConfigError("levels must be a list, bottom to top, with the target last")
         object.__setattr__(self, "levels", tuple(self.levels))
-        object.__setattr__(self, "plugins", tuple(self.plugins))
+        many = isinstance(self.plugins, (list, tuple))
+        object.__setattr__(self, "plugins", tuple(self.plugins) if many else (self.plugins,))
         _require(len(self.levels) > 0, "a cascade needs a target: levels is empty")
-        _require(
-            _is_int(self.max_batch) and self.max_batch >= 1,
-            f"max_batch must be an integer >= 1, not {self.max_batch!r}",
-        )
-        _require(
-            self.max_length is None or (_is_int(self.max_length) and self.max_length >= 2),
-            f"max_length must be an integer >= 2 or None, not {self.max_length!r}",
-        )
-        _require(self.seed is None or _is_int(self.seed), f"seed must be an integer or None, not {self.seed!r}")
+        _check(self, "rule", _is_name, "be a registered name")
+        _require(isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
+        _check(self, "max_batch", _at_least(1), "be an integer >= 1")
+        _check(self, "max_length", lambda v: v is None or _at_least(2)(v), "be an integer >= 2 or None")
+        _check(self, "seed", lambda v: v is None or _is_int(v), "be an integer or None")
 
 
 def normalise_levels(config: CascadeConfig, drafter_names: Sequence[str]) -> list[LevelConfig]:
@@ -301,10 +327,10 @@ def load_config(path: str | Path) -> CascadeConfig:
         raise ConfigError(f"no config file {str(path)!r}")
     try:
         names = runpy.run_path(str(file))
-    except CascadeError as error:
-        raise ConfigError(f"{file}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{file}:{_line_in(file, error)}: {type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, CascadeError) else f"{type(error).__name__}: "
+        message = " ".join(str(error).split())
+        raise ConfigError(f"{file}:{_line_in(file, error)}: {kind}{message}") from error
     config = names.get("config")
     if not isinstance(config, CascadeConfig):
         raise ConfigError(f"{file} must assign a CascadeConfig to the name 'config'")

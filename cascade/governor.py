@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cascade")
 
 PRIOR_ALPHA = 0.7  # before anything was tested
-PRIOR_TESTS = 4  # how many tests the engine-wide alpha is worth to a new request
+PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 SLOW = 1 / 256  # weight of one tested token in the engine-wide estimates
 FAST = 0.2  # weight of one round in a request's own rolling figures
 
@@ -264,9 +264,9 @@ class Governor:
         return speedup(alpha, k, cost, verify)
 
     def _alpha(self, row: GovernedRow) -> float:
-        """The row's own rolling alpha, leaning on the engine-wide one while tests are few."""
-        weight = min(row.gate.tests, 32)
-        return (weight * row.gate.alpha + PRIOR_TESTS * self.alpha) / (weight + PRIOR_TESTS)
+        """The row's own rolling alpha; while tests are few, the engine-wide one fills up to PRIOR_TESTS."""
+        own = min(row.gate.tests / PRIOR_TESTS, 1.0)
+        return own * row.gate.alpha + (1.0 - own) * self.alpha
 
     def _invest(
         self, row: GovernedRow, ask: Ask, level: Level, gain: float, emitted: int, verifier: Level

@@ -132,7 +132,7 @@ def _extend(hashed: np.uint64, token: np.int64) -> np.uint64:
 
 
 @njit(cache=True)
-def _slot(keys: Keys, ends: Tokens, key: np.uint64) -> int:
+def _slot(keys: Keys, ends: Tokens, key: np.uint64) -> np.uint64:
     """The slot that holds `key`, or the free one where it belongs. keys, ends [slots], a power of two."""
     mask = np.uint64(len(keys) - 1)
     slot = key & mask

@@ -104,7 +104,13 @@ def test_a_seed_decides_the_text_whatever_else_runs() -> None:
     target = ToyModel()
     alone = build(cascade_levels(3, target, 4, "pid")).generate(PROMPTS[2], SAMPLED).tokens
     engine = build(cascade_levels(2, target, 9, "fixed"), max_batch=3)
-    mixed = [GREEDY, dataclasses.replace(SAMPLED, seed=5), SAMPLED, dataclasses.replace(SAMPLED, speculate=False), GREEDY]
+    mixed = [
+        GREEDY,
+        dataclasses.replace(SAMPLED, seed=5),
+        SAMPLED,
+        dataclasses.replace(SAMPLED, speculate=False),
+        GREEDY,
+    ]
     batch = engine.generate([PROMPTS[0], PROMPTS[2], PROMPTS[2], PROMPTS[2], PROMPTS[4]], mixed)
     assert batch[2].tokens == alone == batch[3].tokens
     assert batch[1].tokens != alone

@@ -106,6 +106,13 @@ def test_tentative_tokens_are_matched_but_never_stored() -> None:
     assert propose(drafter, [1, 2, 3, 8, 7, 8], committed=5) == [7, 8, 7, 8]
 
 
+def test_what_is_no_longer_committed_is_forgotten() -> None:
+    drafter, text = NgramDrafter(), [1, 2, 3, 4, 5, 3, 4]
+    assert propose(drafter, text, want=1) == [5]
+    assert propose(drafter, text, want=1, committed=3) == []
+    assert propose(drafter, text, want=1, committed=5) == [5]
+
+
 @pytest.mark.parametrize("tokens", [[], [5], [5, 6]])
 def test_short_contexts_match_nothing(tokens: list[int]) -> None:
     assert propose(NgramDrafter(), tokens) == []
@@ -135,8 +142,9 @@ def test_a_number_that_is_used_again_starts_afresh() -> None:
     drafter.end(1)
     assert not drafter._rows
     assert propose(drafter, [1, 2], row=1) == []
-    # Even unannounced.
-    assert propose(drafter, [6, 7, 8, 6, 7], row=1, want=1) == [8]
+    # Even unannounced, and longer than before.
+    assert propose(drafter, [6, 7, 8, 9, 9, 6, 7], row=1, want=1) == [8]
+    assert propose(drafter, [4, 5, 8, 9, 9, 6, 7, 1, 4, 5], row=1, want=1) == [8]
     drafter.start(1, PARAMS)
     assert not drafter._rows
 

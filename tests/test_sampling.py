@@ -28,7 +28,9 @@ from tests import reference
 PREFIX = np.array([3, 1, 2])
 
 
-def sampler(seed: int = 0, end_ids: tuple[int, ...] = (), prompt_length: int = 3, draft: bool = False, **params: Any) -> Sampler:
+def sampler(
+    seed: int = 0, end_ids: tuple[int, ...] = (), prompt_length: int = 3, draft: bool = False, **params: Any
+) -> Sampler:
     return Sampler(SamplingParams(**params), Noise(seed), end_ids, prompt_length, draft)
 
 
@@ -85,6 +87,19 @@ def test_equals_its_twin_at_the_size_of_a_vocabulary(filters: dict[str, Any], pe
     for seed in range(2):
         fast = sampler(seed, temperature=0.8, **filters)
         assert fast.sample(logits, PREFIX) == reference.sample(scores, seed, 3, temperature=0.8, **filters)
+
+
+@pytest.mark.parametrize("peak", [0.0, 4.0, 12.0])
+def test_the_nucleus_is_found_behind_every_bound(peak: float) -> None:
+    """From peaked to flat, with hundreds of ties: the sets that are sorted end before, at and after the nucleus."""
+    torch.manual_seed(0)
+    logits = torch.randn(3_000).mul(2).bfloat16()
+    logits[5] += peak
+    scores = logits.float().tolist()
+    for top_p in (0.3, 0.6, 0.8, 0.9, 0.97, 0.99, 0.995, 0.999, 0.9999):
+        ids = sampler(temperature=1.0, top_p=top_p)._survivors(logits.float(), max(scores))
+        assert ids is not None
+        assert ids.tolist() == reference.survivors(scores, 1.0, top_p=top_p)
 
 
 @given(coarse_logits(), st.lists(st.integers(0, 60), min_size=1, max_size=30), st.sampled_from([0.5, 1.1, 1.3, 7.0]))
@@ -180,6 +195,9 @@ def test_leaves_its_arguments_alone(dtype: torch.dtype) -> None:
         sampler(temperature=1.0, **params).sample(logits, tokens)
     assert torch.equal(logits, before)
     assert tokens.tolist() == PREFIX.tolist()
+    kept = torch.zeros(1, 20)  # a processor's own
+    sampler(logits_processors=[lambda ids, scores: kept], end_ids=(0,), min_new_tokens=2).sample(logits, tokens)
+    assert kept.isfinite().all()
 
 
 def test_works_on_inference_tensors_and_on_tensors_with_gradients() -> None:

@@ -1,0 +1,219 @@
+"""Bypass, investment and reasons, on toy models with costs that are told and a clock that is moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from cascade import BypassConfig, CascadeConfig, Draft, Drafter, Engine, LevelConfig, SamplingParams
+from cascade.control.gate import PROBE_SHARE
+from cascade.testing import FixedCosts, ManualClock, ScriptedDrafter, ToyModel
+from cascade.trace import JsonTrace
+
+PROMPT = [1, 2, 3, 4]
+LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
+DRAFT_COST = 0.2
+
+
+def cost(level: str, tokens: int) -> float:
+    """Seconds of a forward: flat to 8 tokens, then rising; the draft model costs a fifth."""
+    seconds = 1.0 + 0.05 * max(0, tokens - 8)
+    return seconds * (DRAFT_COST if level == "draft" else 1.0)
+
+
+class Bench:
+    """A cascade on toy models whose clock moves by the cost table, so that time is exact."""
+
+    def __init__(self, *levels: LevelConfig, target: ToyModel | None = None, **config) -> None:
+        self.clock = ManualClock()
+        self.target = target or ToyModel(clock=self.clock, cost=lambda n: cost("target", n))
+        self.target._clock = self.clock
+        all_levels = [*levels, LevelConfig(model=self.target, name="target")]
+        self.engine = Engine(CascadeConfig(all_levels, **config), clock=self.clock, costs=FixedCosts(cost), check=True)
+
+    def seconds(self, params: SamplingParams) -> tuple[float, object]:
+        before = self.clock.now
+        result = self.engine.generate(PROMPT, params)
+        return self.clock.now - before, result
+
+
+def draft_level(bench_clock: ManualClock, target: ToyModel, share: float, **config) -> LevelConfig:
+    model = ToyModel(seed=9, mix=(target, share), clock=bench_clock, cost=lambda n: cost("draft", n))
+    return LevelConfig(model=model, name="draft", **config)
+
+
+def with_draft(share: float, *below: LevelConfig, **config) -> Bench:
+    clock, target = ManualClock(), ToyModel(cost=lambda n: cost("target", n))
+    bench = Bench.__new__(Bench)
+    bench.clock, bench.target = clock, target
+    target._clock = clock
+    levels = [*below, draft_level(clock, target, share, **config), LevelConfig(model=target, name="target")]
+    bench.engine = Engine(CascadeConfig(levels), clock=clock, costs=FixedCosts(cost), check=True)
+    return bench
+
+
+def test_a_wrong_drafter_is_bypassed_and_costs_next_to_nothing() -> None:
+    """D30 (snowflakedb/ArcticInference#185): drafting made things slower at low acceptance."""
+    truth = Bench().engine.generate(PROMPT, LONG).tokens
+    bench = Bench(LevelConfig(drafter=ScriptedDrafter([PROMPT + truth], "wrong"), name="wrong", k=4))
+    plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
+    seconds, result = bench.seconds(LONG)
+    level = result.stats.levels[0]
+    assert result.tokens == truth
+    assert level.drafted <= 0.2 * len(truth)
+    assert seconds <= 1.03 * plain
+    assert any(what == "bypass" and "alpha 0.00" in reason for _, what, reason in level.decisions)
+
+
+def test_a_good_draft_model_is_never_bypassed_and_pays() -> None:
+    bench = with_draft(0.9)
+    plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
+    seconds, result = bench.seconds(LONG)
+    assert [what for _, what, _ in result.stats.levels[0].decisions] == ["wait", "propose"]
+    assert seconds < 0.75 * plain
+
+
+def test_a_bad_draft_model_is_bypassed_and_probed_cheaply() -> None:
+    bench = with_draft(0.0)
+    plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
+    seconds, result = bench.seconds(LONG)
+    level = result.stats.levels[0]
+    assert level.bypassed_rounds > 300
+    assert level.forwards > 0
+    assert seconds <= 1.04 * plain
+
+
+def test_a_level_comes_back_when_the_text_turns_friendly() -> None:
+    """Wrong for 150 tokens, then right: proposing again within 64 tokens of the turn."""
+    truth = Bench().engine.generate(PROMPT, LONG).tokens
+    text = PROMPT + truth
+
+    class Turns(Drafter):
+        costly = False
+
+        def propose(self, asks):
+            return [Draft(self.one(len(a.context), min(a.want, a.cap))) for a in asks]
+
+        def one(self, at: int, n: int) -> list[int]:
+            right = text[at : at + n]
+            return right if at > 150 else [(t + 1) % 32 for t in right]
+
+    bench = Bench(LevelConfig(drafter=Turns(), name="turns", k=4))
+    _, result = bench.seconds(LONG)
+    assert result.tokens == truth
+    changes = [(rounds, what) for rounds, what, _ in result.stats.levels[0].decisions]
+    assert [what for _, what in changes] == ["bypass", "propose"]
+    # Before it comes back every round emits one token, so rounds count tokens.
+    assert 150 - len(PROMPT) < changes[1][0] < 150 - len(PROMPT) + 64
+
+
+def test_a_users_threshold_is_obeyed_alone() -> None:
+    share = 0.75  # a draft that pays, with an alpha far from 1
+    pays = with_draft(share).seconds(LONG)[1].stats.levels[0]
+    assert pays.alpha is not None
+    strict = with_draft(share, bypass=BypassConfig(threshold=0.99)).seconds(LONG)[1].stats.levels[0]
+    assert strict.bypassed_rounds > 200 > pays.bypassed_rounds
+    per_request = with_draft(share).seconds(dataclasses.replace(LONG, bypass_threshold=0.99))[1].stats.levels[0]
+    assert per_request.bypassed_rounds > 200
+    never = with_draft(0.0).seconds(dataclasses.replace(LONG, bypass_threshold=0.0))[1].stats.levels[0]
+    assert never.bypassed_rounds < 10
+
+
+def test_a_lower_models_prompt_waits_until_it_pays() -> None:
+    bench = with_draft(0.9)
+    long_prompt = [i % 11 for i in range(300)]
+    short = bench.engine.generate(long_prompt, SamplingParams(max_new_tokens=3)).stats.levels[0]
+    assert short.forwards == 0, "three tokens never earn a prompt of 300"
+    assert short.decisions[-1][1] == "wait"
+    trace = bench.engine.generate(long_prompt, LONG).stats.levels[0]
+    assert trace.forwards > 0
+    first = next(rounds for rounds, what, _ in trace.decisions if what == "propose")
+    assert first >= 1, "never before the first token is out"
+
+
+def test_a_bypassed_level_passes_the_question_on() -> None:
+    truth = with_draft(0.0).seconds(LONG)[1].tokens
+    oracle = ScriptedDrafter([PROMPT + truth], "oracle")
+    bench = with_draft(0.0, LevelConfig(drafter=oracle, name="oracle", k=4, controller="fixed"))
+    _, result = bench.seconds(LONG)
+    oracle_level, draft = result.stats.levels[0], result.stats.levels[1]
+    assert result.tokens == truth
+    assert draft.bypassed_rounds > 0
+    assert oracle_level.accepted > 200
+    assert result.origins.count(0) > 200
+
+
+def test_every_level_hears_what_was_committed() -> None:
+    """D36 (ggml-org/llama.cpp#23269): drafters that had not produced the draft were not told."""
+    truth = with_draft(0.9).seconds(LONG)[1].tokens
+    oracle = ScriptedDrafter([PROMPT + truth], "mixed")
+    heard: list[int] = []
+    end = oracle.end
+    oracle.end = lambda row_id: (heard.extend(oracle.observed[row_id]), end(row_id))
+    bench = with_draft(0.9, LevelConfig(drafter=oracle, name="mixed", k=4))
+    bench.seconds(LONG)
+    assert heard == truth
+
+
+def test_a_probe_is_no_dearer_than_its_share() -> None:
+    bench = with_draft(0.0, bypass=BypassConfig(threshold=1.0))
+    plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
+    seconds, result = bench.seconds(LONG)
+    probes = result.stats.levels[0].time_s
+    assert probes / plain <= 2 * PROBE_SHARE + 0.02
+    assert seconds <= 1.04 * plain
+
+
+def test_a_trace_holds_one_line_a_round(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    trace = JsonTrace(path)
+    truth = Bench().engine.generate(PROMPT, LONG).tokens
+    drafter = ScriptedDrafter([PROMPT + truth], "mixed")
+    bench = Bench(LevelConfig(drafter=drafter, name="mixed", k=4), plugins=[trace])
+    _, result = bench.seconds(LONG)
+    trace.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    rounds, stats = lines[:-1], lines[-1]["stats"]
+    assert len(rounds) == result.stats.target_forwards
+    assert [t for r in rounds for t in r["tokens"]] == result.tokens
+    assert [o for r in rounds for o in r["origins"]] == result.origins
+    assert [r["round"] for r in rounds] == list(range(len(rounds)))
+    for key in ("drafted", "tested", "accepted"):
+        assert sum(r["levels"][0][key] for r in rounds) == stats["levels"][0][key]
+    assert rounds[1]["position"] == len(PROMPT) + len(rounds[0]["tokens"])
+    assert rounds[0]["levels"][-1]["name"] == "target"
+
+
+def test_nothing_is_left_behind_after_many_requests() -> None:
+    """D29 (vllm-project/vllm#15506): per-request tables were freed on one path only."""
+    bench = with_draft(0.5, LevelConfig(drafter="ngram"))
+    params = SamplingParams(max_new_tokens=6)
+    for i in range(40):
+        if i % 3 == 0:
+            stream = bench.engine.stream(PROMPT, params)
+            next(stream)
+            stream.close()
+        else:
+            bench.engine.generate([PROMPT] * 3, params)
+    engine = bench.engine
+    assert not engine._live
+    for level in engine._levels():
+        assert not level.rows
+    for governor in engine._governors():
+        assert not governor.rows
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_own_work_is_small_next_to_the_budget(batch: int) -> None:
+    """Not a benchmark (see benchmarks/speed.py): it catches work that grows by an order of magnitude."""
+    import time
+
+    target = ToyModel()
+    levels = [LevelConfig(drafter="ngram"), LevelConfig(model=ToyModel(), name="draft"), LevelConfig(model=target)]
+    engine = Engine(CascadeConfig(levels), clock=time.perf_counter, costs=FixedCosts(cost))
+    results = engine.generate([PROMPT] * batch, LONG)
+    own = sum(r.stats.own_work_s for r in results) / sum(r.stats.target_forwards for r in results)
+    assert own < 0.05

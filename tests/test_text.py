@@ -1,0 +1,62 @@
+"""Text as it grows: pieces join to the decoded whole, no half characters, stop strings at the earliest match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cascade.text import REPLACEMENT, TextStream
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    """A byte-level tokenizer: id = byte."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+@given(st.text(max_size=40))
+def test_pieces_join_to_the_text_and_never_hold_half_a_character(text: str) -> None:
+    """D33 (ai-dynamo/dynamo#12630): replacement characters when a character was split over tokens."""
+    stream, shown = TextStream(decode_bytes), 0
+    for byte in text.encode():
+        stream.push(byte)
+        assert REPLACEMENT not in stream.text or REPLACEMENT in text
+        assert stream.text.startswith(text[:shown])
+        shown = stream.safe
+    assert stream.finish() == text
+
+
+def test_a_text_that_ends_inside_a_character_is_decoded_as_it_is() -> None:
+    stream = TextStream(decode_bytes)
+    for byte in "né".encode()[:-1]:
+        stream.push(byte)
+    assert stream.text == "n"
+    assert stream.finish() == decode_bytes("né".encode()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "want"),
+    [
+        ("one ab two", ["ab"], "one "),
+        ("one ab two cd", ["cd", "ab"], "one "),
+        ("aXbXc", ["Xc", "bX"], "aX"),
+        ("abab", ["bab"], "a"),
+        ("no such", ["zz"], "no such"),
+        ("edge ab", ["ab"], "edge "),
+        ("é ü ab", ["ü a"], "é "),
+    ],
+)
+def test_the_text_is_cut_before_the_earliest_stop_string(text: str, stops: list[str], want: str) -> None:
+    """D14 (sgl-project/sglang#23802): a stop string that finished early in a block was missed."""
+    stream = TextStream(decode_bytes, stops)
+    shown = ""
+    for byte in text.encode():
+        done = stream.push(byte)
+        shown = stream.text[: stream.safe] if len(shown) <= stream.safe else shown
+        assert want.startswith(shown), "what was shown can never be taken back"
+        if done:
+            break
+    assert stream.finish() == want
+    assert stream.stopped == (want != text)
