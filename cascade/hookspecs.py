@@ -112,7 +112,7 @@ def cascade_add_commands(subparsers: Any) -> None:
 
     Called once, by the command line only, with the object that `argparse`'s `add_subparsers` returns:
     `subparsers.add_parser("mine").set_defaults(run=function)`, where `function(args)` returns the exit
-    status. The return value of the hook is not used.
+    status. Returns None; anything else is not used.
 
     May raise: a `PluginError`. Since Python 3.11 taking the name of an existing command is one.
     """

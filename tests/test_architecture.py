@@ -1,6 +1,7 @@
 """The rules of ARCHITECTURE.md that a machine can check."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_drafters_see_only_what_any_plugin_sees(path):
 @pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_import_nothing_heavy(module):
     heavy = "{'torch', 'transformers', 'numba'}"
-    done = run(f"import sys, {module}; sys.exit(', '.join({heavy} & sys.modules.keys()))")
+    done = run(f"import sys, {module}; sys.exit(', '.join({heavy} & sys.modules.keys()) or None)")
     assert done.returncode == 0, done.stderr
 
 
@@ -141,10 +142,10 @@ def test_a_file_has_at_most_350_lines(path):
 @each_file
 def test_chance_is_an_argument(path):
     """No generator that others share: random numbers come from a seed that somebody handed over."""
-    own = {"random.Random", "np.random.default_rng", "np.random.Generator", "np.random.Philox", "torch.Generator"}
-    shared = ("random.", "np.random.", "numpy.random.", "torch.seed", "torch.manual_seed", "torch.random.")
+    shared = re.compile(r"(random|(np|numpy)\.random|torch\.random)\.\w+|torch\.(manual_seed|seed|initial_seed)")
+    seeded = re.compile(r"random\.Random|(np|numpy)\.random\.(default_rng|Generator|Philox|SeedSequence)")
     used = {ast.unparse(node) for node in ast.walk(TREES[path]) if isinstance(node, ast.Attribute)}
-    assert [name for name in used if name.startswith(shared) and name not in own] == []
+    assert [name for name in used if shared.fullmatch(name) and not seeded.fullmatch(name)] == []
 
 
 @each_file
@@ -157,8 +158,10 @@ def test_every_hook_is_documented_and_tested(hook):
     tree = TREES[ROOT / "cascade" / "hookspecs.py"]
     [function] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == hook]
     prose = ast.get_docstring(function)
-    for word in ("Called", "None", "rais"):  # when; what None means; what an exception does
-        assert word in prose or word.capitalize() in prose or "Called, and checked, like" in prose, word
+    if "checked, like" not in prose:  # which refers to a hook where all of this is said
+        assert "Called" in prose
+        assert "None" in prose
+        assert re.search("[Rr]ais(e|ing)", prose)
     assert hook in (ROOT / "tests" / "test_plugins.py").read_text(encoding="utf-8")
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cascade.cli import INTERRUPTED, OK, levels
+from cascade.cli.files import check_writable
 from cascade.config import SamplingParams
-from cascade.errors import ConfigError, DecodeError, PromptError
+from cascade.errors import DecodeError, PromptError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cascade.cli.show import Painter
     from cascade.cli.stream import Capture
     from cascade.engine import Engine
     from cascade.request import Result
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def add(subparsers: Any) -> None:
     """Adds the command."""
-    parser = subparsers.add_parser("generate", help="answer a prompt", description="Answers a prompt through a cascade.")
+    parser = subparsers.add_parser(
+        "generate", help="answer a prompt", description="Answers a prompt through a cascade."
+    )
     parser.set_defaults(run=run)
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input, as it is")
     parser.add_argument("--chat", action="store_true", help="send the prompt as a user's message, by the chat template")
@@ -35,7 +37,9 @@ def add(subparsers: Any) -> None:
     add_sampling(parser)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the text; may be repeated")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="how many samples (default: 1)")
-    parser.add_argument("--no-speculate", action="store_true", help="plain decoding: the same text, from the target alone")
+    parser.add_argument(
+        "--no-speculate", action="store_true", help="plain decoding: the same text, from the target alone"
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int = 128) -> None:
@@ -100,9 +104,7 @@ def _trace(file: str | None) -> tuple[Any, ...]:
     """The plugin that writes the trace, if one is asked for. Raises ConfigError where it could not."""
     if file is None:
         return ()
-    path = Path(file)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--trace {file}: this file cannot be written")
+    path = check_writable("--trace", file)
     from cascade.trace import JsonTrace
 
     return (JsonTrace(path),)
@@ -147,16 +149,16 @@ def _stream(
     engine: Engine, capture: Capture, prompt: Any, params: SamplingParams, screen: Console
 ) -> tuple[list[Result], int]:
     """Shows one sample as it comes; an interruption keeps what there is."""
-    painter, status = _painter(engine, screen), OK
+    paint, status = painter(engine, screen), OK
     try:
         with contextlib.closing(engine.stream(prompt, params)) as chunks:  # type: ignore[type-var]
             for chunk in chunks:
-                painter.chunk(chunk)
+                paint.chunk(chunk)
     except KeyboardInterrupt:
         status = INTERRUPTED
     results = capture.take()
     for result in results:
-        painter.text(result.text[painter.written :])  # what waited for the rest of a character or a stop string
+        paint.text(result.text[paint.written :])  # what waited for the rest of a character or a stop string
     print()
     return results, status
 
@@ -173,11 +175,12 @@ def _all(engine: Engine, capture: Capture, prompt: Any, params: SamplingParams) 
 def _paint(engine: Engine, result: Result, screen: Console) -> None:
     from cascade.request import Chunk
 
-    _painter(engine, screen).chunk(Chunk(result.text, tuple(result.tokens), tuple(result.origins)))
+    painter(engine, screen).chunk(Chunk(result.text, tuple(result.tokens), tuple(result.origins)))
     print()
 
 
-def _painter(engine: Engine, screen: Console) -> Any:
+def painter(engine: Engine, screen: Console) -> Painter:
+    """What shows this engine's chunks on a console."""
     from cascade.cli.show import Painter
 
     decode = getattr(engine.model, "decode", None)

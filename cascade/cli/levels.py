@@ -94,7 +94,7 @@ def _pair(part: str, text: str, drafters: Collection[str], *, bare: bool) -> tup
     if bare and part.strip() and (not equals or Path(text).exists()):
         return _bare(part.strip(), drafters)
     if not equals or not value:
-        raise ConfigError(f"--level {text!r}: {part!r} should be key=value, or first a drafter or a model alone")
+        raise ConfigError(f"--level {text}: {part!r} should be key=value, or first a drafter or a model alone")
     if key not in TEXTS + NUMBERS and not key.startswith(OPTIONS):
         hint = did_you_mean(key, TEXTS + NUMBERS)
         more = "" if "Did" in hint else f" A drafter's own options are written {OPTIONS}{key}={value}."
@@ -109,7 +109,8 @@ def _bare(word: str, drafters: Collection[str]) -> tuple[str, str]:
     close = difflib.get_close_matches(word, drafters, n=1)
     if close and "/" not in word and not Path(word).exists():
         raise ConfigError(
-            f"--level {word}: there is no drafter {word!r}. Did you mean {close[0]!r}? A model of that name is model={word}"
+            f"--level {word}: there is no drafter {word!r}. Did you mean {close[0]!r}? "
+            f"(A model of that name is written model={word}.)"
         )
     return "model", word
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -18,8 +18,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from cascade.request import Chunk, LevelStats, Result
 from cascade.text import TextStream
+
+if TYPE_CHECKING:
+    from cascade.request import Chunk, LevelStats, Result
 
 PALETTE = ("green", "magenta", "cyan", "yellow", "blue", "red")  # bottom to top, the target has none
 PIPE_WIDTH = 160  # where there is no terminal to fit, a table must not be cut for one
@@ -38,9 +40,7 @@ def console(stream: IO[str] | None = None) -> Console:
     """A rich console on stdout, or on `stream`, that adds no colours of its own."""
     made = _Console(file=sys.stdout if stream is None else stream, highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
-        made = _Console(
-            file=made.file, highlight=False, markup=False, emoji=False, width=max(PIPE_WIDTH, made.width)
-        )
+        made = _Console(file=made.file, highlight=False, markup=False, emoji=False, width=max(PIPE_WIDTH, made.width))
     return made
 
 
@@ -61,6 +61,15 @@ def legend(names: Sequence[str]) -> Text:
     words = [Text(name, style_of(i, len(names))) for i, name in enumerate(names)]
     words[-1].append(" (target)")
     return Text(" > ").join(words)
+
+
+def authors(result: Result) -> Text:
+    """How many tokens each level was the first to propose, in the levels' colours."""
+    levels = result.stats.levels
+    words = [
+        Text(f"{level.name} {result.origins.count(i)}", style_of(i, len(levels))) for i, level in enumerate(levels)
+    ]
+    return Text("written by: ").append_text(Text(", ").join(words))
 
 
 class Painter:
@@ -161,7 +170,12 @@ def loading(steps: int, *, lines: bool = False) -> Iterator[Callable[[str], None
     if not screen.is_terminal:
         yield (lambda text: print(f"cascade: {text}", file=sys.stderr, flush=True)) if lines else (lambda text: None)
         return
-    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()]
+    columns: list[Any] = [
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    ]
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("starting", total=steps + 1)
 

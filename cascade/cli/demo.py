@@ -1,0 +1,117 @@
+"""`cascade demo`: three tasks through a three-level cascade, measured against plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cascade.cli import FAILED, OK, generate
+from cascade.cli.files import check_writable, write_json
+from cascade.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cascade.cli.demo_report import Outcome
+    from cascade.cli.stream import Capture
+    from cascade.cli.tasks import Task
+    from cascade.config import CascadeConfig, SamplingParams
+    from cascade.engine import Engine
+
+LOADING_STEPS = 6  # the conversion, two models, the measuring, the warm-up: a bar needs an end
+
+
+def add(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="see a cascade work on a small model",
+        description="Three tasks through a three-level cascade, coloured by level, measured against plain decoding.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", metavar="OUT.json", help="write the figures to this file as well")
+    generate.add_sampling(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command. Status 1 if any text differs from plain decoding's."""
+    # Both decodings of a task need the same seed; any will do.
+    params = replace(generate.sampling(args), seed=0 if args.seed is None else args.seed)
+    if params.max_new_tokens < 1:
+        raise ConfigError("--max-new-tokens must be at least 1: there would be nothing to compare")
+    out = check_writable("--json", args.json) if args.json else None
+    from cascade.cli import demo_report, show
+    from cascade.cli.stream import Capture
+    from cascade.cli.tasks import TASKS
+
+    capture, screen = Capture(), show.console()
+    with _load(capture) as engine:
+        screen.print(engine.summary(), soft_wrap=True)
+        outcomes = [
+            _compare(engine, capture, task, params, screen, plain_first=number % 2 == 0)
+            for number, task in enumerate(TASKS)
+        ]
+    demo_report.show(outcomes, screen)
+    if out is not None:
+        write_json(out, demo_report.record(outcomes))
+    return OK if all(outcome.identical for outcome in outcomes) else FAILED
+
+
+def cascade_of(model: str) -> CascadeConfig:
+    """The demo's cascade, bottom to top: a table, an int8 copy of the target, the target."""
+    from cascade.config import CascadeConfig, LevelConfig
+
+    return CascadeConfig(
+        levels=[
+            LevelConfig(drafter="ngram"),
+            LevelConfig(model="self", dtype="int8"),
+            LevelConfig(model=model, dtype="bfloat16"),
+        ]
+    )
+
+
+def _load(capture: Capture) -> Engine:
+    """The engine, warmed up: the first use of anything costs what no later one does."""
+    from cascade import plugins
+    from cascade.cli import show
+    from cascade.cli.tasks import WARM_UP
+    from cascade.config import SamplingParams
+    from cascade.demo_model import demo_model
+    from cascade.engine import Engine
+
+    with show.loading(LOADING_STEPS, lines=True) as progress:
+        folder = demo_model(progress)
+        engine = Engine(cascade_of(str(folder)), plugins=plugins.create(capture), progress=progress)
+        progress("warming up")
+        for speculate in (True, False):
+            engine.generate(WARM_UP, SamplingParams(max_new_tokens=24, ignore_eos=True, speculate=speculate))
+    return engine
+
+
+def _compare(
+    engine: Engine, capture: Capture, task: Task, params: SamplingParams, screen: Console, *, plain_first: bool
+) -> Outcome:
+    """Decodes one task both ways; the cascade's text is shown as it comes."""
+    from cascade.cli import show
+    from cascade.cli.demo_report import Outcome
+    from cascade.cli.stream import Timed, follow
+
+    prompt = [{"role": "user", "content": task.prompt}]
+
+    def plain() -> Timed:
+        with show.console(sys.stderr).status("the same by plain decoding, to compare"):
+            return follow(engine, capture, prompt, replace(params, speculate=False))
+
+    screen.print(f"\n{task.about}\n", style="bold")
+    before = plain() if plain_first else None
+    painter = generate.painter(engine, screen)
+    fast = follow(engine, capture, prompt, params, painter.chunk)
+    screen.print("\n")
+    outcome = Outcome(task, fast, before or plain())
+    for timed in (outcome.cascade, outcome.plain):
+        if timed.result.error is not None:
+            raise DecodeError(f"task {task.name!r}: {timed.result.error}")
+    screen.print(show.authors(fast.result))
+    return outcome

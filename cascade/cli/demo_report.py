@@ -1,0 +1,157 @@
+"""What the demo found: one table, a line on each level, and the figures as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cascade.cli import show as screen_parts
+from cascade.cli.environment import environment
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cascade.cli.stream import Timed
+    from cascade.cli.tasks import Task
+    from cascade.request import LevelStats
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One task, decoded both ways."""
+
+    task: Task
+    cascade: Timed
+    plain: Timed
+
+    @property
+    def identical(self) -> bool:
+        """Whether the two are the same, token by token."""
+        return self.cascade.result.tokens == self.plain.result.tokens
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the cascade was, from the request to its last token."""
+        return self.plain.seconds / self.cascade.seconds if self.cascade.seconds else 1.0
+
+    @property
+    def first_token_ratio(self) -> float:
+        """The cascade's time to the first token over plain decoding's."""
+        return self.cascade.first_token_s / self.plain.first_token_s if self.plain.first_token_s else 1.0
+
+    @property
+    def levels(self) -> Sequence[LevelStats]:
+        """The levels' figures, bottom to top."""
+        return self.cascade.result.stats.levels
+
+    def written_by(self, level: int) -> int:
+        """How many of the tokens this level was the first to propose."""
+        return self.cascade.result.origins.count(level)
+
+
+def show(outcomes: Sequence[Outcome], screen: Console) -> None:
+    """Prints the table and what follows from it."""
+    screen.print()
+    screen.print(table(outcomes))
+    screen.print()
+    for line in conclusions(outcomes):
+        screen.print(line)
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """A row per task. Acceptance is alpha = accepted / tested, K the mean number of tokens asked for."""
+    lower = outcomes[0].levels[:-1]
+    numbers = ["tokens", "tokens per\nforward", *(f"{level.name}\nalpha / K" for level in lower)]
+    numbers += ["seconds\ncascade", "seconds\nplain", "faster", "first\ntoken"]
+    made = screen_parts.table("task", *numbers, "same\ntext", right=numbers)
+    for outcome in outcomes:
+        stats = outcome.cascade.result.stats
+        made.add_row(
+            outcome.task.name,
+            str(stats.new_tokens),
+            f"{stats.tokens_per_forward:.2f}",
+            *(_judged(level) for level in outcome.levels[:-1]),
+            f"{outcome.cascade.seconds:.2f}",
+            f"{outcome.plain.seconds:.2f}",
+            f"{outcome.ratio:.2f}x",
+            f"{outcome.first_token_ratio:.2f}x",
+            "yes" if outcome.identical else "NO",
+        )
+    return made
+
+
+def _judged(level: LevelStats) -> str:
+    alpha = "-" if level.alpha is None else f"{level.alpha:.2f}"
+    return f"{alpha} / " + ("-" if level.k_mean is None else f"{level.k_mean:.1f}")
+
+
+def conclusions(outcomes: Sequence[Outcome]) -> list[Text]:
+    """Which level paid, which was bypassed, and why; then whether the texts are the same."""
+    count = len(outcomes[0].levels)
+    lines = [_verdict(outcomes, index).append(".") for index in range(count - 1)]
+    wrong = [outcome.task.name for outcome in outcomes if not outcome.identical]
+    if wrong:
+        lines.append(Text(f"The text DIFFERS from plain decoding's in: {', '.join(wrong)}.", "bold"))
+    else:
+        lines.append(Text("Every text is the one that plain decoding writes, token by token."))
+    return lines
+
+
+def _verdict(outcomes: Sequence[Outcome], index: int) -> Text:
+    """One level in words: where it wrote, and where and why it was left out in the end."""
+    count = len(outcomes[0].levels)
+    line = Text(outcomes[0].levels[index].name, screen_parts.style_of(index, count))
+    paid = [o for o in outcomes if o.written_by(index) and o.ratio > 1.0]
+    wrote = [f"{o.task.name} ({o.written_by(index)} of {len(o.cascade.result.tokens)} tokens)" for o in paid]
+    line.append(f" paid in {', '.join(wrote)}" if wrote else " paid nowhere")
+    out = [(o.task.name, reason) for o in outcomes if (reason := _left_out(o.levels[index])) is not None]
+    if out:
+        places, reason = ", ".join(name for name, _ in out), out[-1][1]
+        line.append(f"; it was bypassed in {places} ({reason})")
+    return line
+
+
+def _left_out(level: LevelStats) -> str | None:
+    """Why the level was not proposing when the request ended, or None if it was."""
+    if not level.decisions:
+        return None
+    _, what, reason = level.decisions[-1]
+    return None if what == "propose" else reason.removesuffix(": bypassed")
+
+
+def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Everything measured, for `--json`."""
+    return {
+        "environment": environment(),
+        "levels": [level.name for level in outcomes[0].levels],
+        "identical": all(outcome.identical for outcome in outcomes),
+        "tasks": [
+            {
+                "task": outcome.task.name,
+                "prompt": outcome.task.prompt,
+                "text": outcome.cascade.result.text,
+                "identical": outcome.identical,
+                "ratio": outcome.ratio,
+                "first_token_ratio": outcome.first_token_ratio,
+                "cascade": _timed(outcome.cascade),
+                "plain": _timed(outcome.plain),
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def _timed(timed: Timed) -> dict[str, Any]:
+    result = timed.result
+    return {
+        "seconds": timed.seconds,
+        "first_token_s": timed.first_token_s,
+        "finish_reason": result.finish_reason,
+        "tokens": result.tokens,
+        "origins": result.origins,
+        "stats": result.stats.as_dict(),
+    }

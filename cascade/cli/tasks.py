@@ -1,0 +1,44 @@
+"""The demo's three tasks. Written for a small model: each asks for what it can do well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt, and what it stands for."""
+
+    name: str
+    about: str
+    prompt: str
+
+
+_CODE = """\
+def total(items, tax):
+    x = 0
+    for item in items:
+        x = x + item.price * item.count
+    if x > 100:
+        x = x - 10
+    x = x + x * tax
+    return round(x, 2)
+"""
+
+_TEXT = """\
+The town library of Marrow Bay opened in 1911 in a former net loft beside the harbour. Its first librarian, Ada Venn, \
+carried the books from the ferry in a fish cart. In the winter of 1927 a storm flooded the ground floor, and the \
+fishermen moved four thousand volumes to the church tower in a single night. Since then every new reader signs the \
+Storm Register, a ledger bound in sailcloth. Today the library lends tools, seeds and musical instruments as well as \
+books. It is open from Tuesday to Saturday, and on the first Friday of each month it stays open until midnight, when \
+the harbour lamps are put out and someone reads aloud by candlelight. The library has no late fees. Instead, readers \
+who are late bring a jar of jam for the winter fair, which pays for the roof."""
+
+TASKS = (
+    Task("edit", "edit a piece of code", f"Rename x to amount.\n\n{_CODE}"),
+    Task("answer", "answer from a given text", f"{_TEXT}\n\nWhat happened in the winter of 1927?"),
+    Task("write", "write freely", "Write a short story about a lighthouse keeper who finds a letter in a bottle."),
+)
+
+#: Repeats itself, so that every level has something to do while it warms up.
+WARM_UP = "one two three four, one two three four, one two three four, one two three"
