@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cascade")
 
-PRIOR_ALPHA = 0.7  # before anything was tested
+PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level that is tried can show what it is worth
+PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
+FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
-SLOW = 1 / 256  # weight of one tested token in the engine-wide estimates
+SLOW = 512  # tested tokens that the engine-wide alpha remembers
 FAST = 0.2  # weight of one round in a request's own rolling figures
 
 
@@ -71,8 +73,10 @@ class GovernedRow:
     decisions: list[tuple[int, str, str]] = field(default_factory=list)
 
     def decide(self, what: str, reason: str) -> None:
-        """Notes a change of mind, once."""
-        if not self.decisions or self.decisions[-1][1:] != (what, reason):
+        """Notes a change of mind; while the mind stays, only its latest reason is kept."""
+        if self.decisions and self.decisions[-1][1] == what:
+            self.decisions[-1] = (self.decisions[-1][0], what, reason)
+        else:
             self.decisions.append((self.rounds, what, reason))
 
 
@@ -112,7 +116,9 @@ class Governor:
         self.vocab_size = vocab_size
         self.investment = Investment()
         self.rows: dict[int, GovernedRow] = {}
-        self.alpha = PRIOR_ALPHA  # engine-wide, slow
+        self.prior = PRIOR_ALPHA_SELF if isinstance(config.model, str) and config.model == "self" else PRIOR_ALPHA
+        self.alpha = self.prior  # engine-wide, slow
+        self.tests = 2.0 * PRIOR_TESTS  # how many tests alpha stands for
         self.token_seconds: float | None = None  # per drafted token, all levels below included
 
     # -- the life of a row ---------------------------------------------------------------------------
@@ -155,6 +161,8 @@ class Governor:
         row = self.rows.pop(row_id, None)
         if row is not None:
             self.investment.finished(row.emitted)
+            if not row.gate.tests:
+                self.alpha += FORGET * (self.prior - self.alpha)
         self.drafter.end(row_id)
 
     # -- proposing -----------------------------------------------------------------------------------
@@ -318,7 +326,8 @@ class Governor:
     def _learn(self, row: GovernedRow, tested: int, accepted: int) -> None:
         if tested:
             row.gate.observe_tests(tested, accepted)
-            self.alpha += min(SLOW * tested, 0.5) * (accepted / tested - self.alpha)
+            self.tests = min(self.tests + tested, SLOW)
+            self.alpha += (accepted - tested * self.alpha) / self.tests
 
     def _probe(self, row: GovernedRow, ask: Ask, k: int, level: Level | None, token_seconds: float | None) -> None:
         """Tests that cost no proposal: a model catches up, anything else proposes in the shadow."""

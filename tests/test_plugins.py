@@ -445,7 +445,7 @@ def test_hooks_may_be_found_under_another_function_name(alone):
         ({"mine": "just.a.module"}, "must be a class or 'module:Class', not 'just.a.module'"),
         ({"mine": "module:"}, "must be a class or 'module:Class'"),
     ],
-    ids=str,
+    ids=["None", "list", "number", "empty", "object", "other class", "no class", "empty class"],
 )
 def test_a_drafter_of_the_wrong_type_is_refused_at_once(alone, names, message):
     assert message in refusal(lambda: alone(module(cascade_register_drafters=lambda: names)))
