@@ -279,6 +279,12 @@ def test_a_failing_plugin_that_was_asked_for_is_an_error(alone, tmp_path, source
     assert cause in message
 
 
+def test_a_file_that_fails_leaves_no_half_module_behind(alone, tmp_path):
+    (tmp_path / "half.py").write_text("x = 1\nraise ValueError('boom')\n")
+    refusal(lambda: alone(tmp_path / "half.py"))
+    assert "cascade_plugin_half" not in sys.modules
+
+
 def test_a_failed_plugin_asked_for_by_name_is_only_an_error(install, caplog):
     install("bad-dist", {"bad": "bad_module"}, bad_module="raise ValueError('boom')")
     assert "'bad_module'" in refusal(lambda: create("bad_module"))
@@ -522,6 +528,14 @@ def test_bad_options_are_one_line_that_names_the_drafter(alone, name, options, m
 
     found = alone(registering(mine=Mine, none=NoOptions, needs=Needs))
     assert refusal(lambda: found.drafter(name, **options), ConfigError).startswith(message)
+
+
+def test_a_constructor_with_keywords_takes_any_option(alone):
+    class Takes(Drafter):
+        def __init__(self, **options):
+            self.options = options
+
+    assert alone(registering(mine=Takes)).drafter("mine", anything=1).options == {"anything": 1}
 
 
 def test_a_drafter_that_cannot_be_made_for_other_reasons(alone):

@@ -15,13 +15,10 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import cascade
 from cascade.errors import CascadeError, ConfigError, LoadError, PluginError, PromptError, did_you_mean
-
-if TYPE_CHECKING:
-    from cascade.plugins import Plugins
 
 #: The built-in commands: modules of this package, in the order in which `--help` lists them.
 COMMANDS = ("demo", "generate", "plugins")
@@ -109,6 +106,16 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} ({self.prog} --help lists what there is)")
 
 
+class Commands(argparse._SubParsersAction):
+    """What commands are added to. It lists those without a help text too, and lets none replace another."""
+
+    def add_parser(self, name: str, **kwargs: Any) -> Any:
+        """The parser of a new command."""
+        if name in self.choices:
+            raise ValueError(f"there is a command {name!r} already")
+        return super().add_parser(name, **{"help": "", **kwargs})
+
+
 def _parser() -> tuple[Parser, Any]:
     """The parser with the built-in commands, and what further ones are added to."""
     parser = Parser(prog="cascade", description="Multi-level speculative decoding.")
@@ -117,7 +124,7 @@ def _parser() -> tuple[Parser, Any]:
         "--plugin", action="append", default=[], metavar="FILE", dest="early_plugin",
         help="a one-file plugin that brings commands (before the command; may be repeated)",
     )  # fmt: skip
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", action=Commands)
     for name in COMMANDS:
         importlib.import_module(f"cascade.cli.{name}").add(commands)
     return parser, commands
@@ -127,16 +134,8 @@ def _add_plugin_commands(commands: Any, files: Sequence[str], must: bool) -> Non
     """Lets plugins add theirs. With `must` false, for `--help`, a failure is only a warning."""
     from cascade import plugins
 
-    mine = dict(commands.choices)
     try:
-        found: Plugins = plugins.create(*files)
-        try:
-            found.add_commands(commands)
-        except argparse.ArgumentError as error:  # argparse's own word for a name that is taken
-            raise PluginError(f"a plugin's command takes the name of another: {error}") from error
-        taken = [name for name, parser in mine.items() if commands.choices[name] is not parser]
-        if taken:  # before Python 3.11 argparse lets a second one replace the first
-            raise PluginError(f"a plugin's command takes the name of another: {taken[0]!r}")
+        plugins.create(*files).add_commands(commands)
     except CascadeError as error:
         if must:
             raise

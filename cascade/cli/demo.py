@@ -83,7 +83,8 @@ def _load(capture: Capture) -> Engine:
 
     with show.loading(LOADING_STEPS, lines=True) as progress:
         folder = demo_model(progress)
-        engine = Engine(cascade_of(str(folder)), plugins=plugins.create(capture), progress=progress)
+        config = cascade_of(str(folder))
+        engine = Engine(config, plugins=plugins.create(*config.plugins, capture), progress=progress)
         progress("warming up")
         for speculate in (True, False):
             engine.generate(WARM_UP, SamplingParams(max_new_tokens=24, ignore_eos=True, speculate=speculate))

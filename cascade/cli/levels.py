@@ -97,8 +97,10 @@ def _pair(part: str, text: str, drafters: Collection[str], *, bare: bool) -> tup
         raise ConfigError(f"--level {text}: {part!r} should be key=value, or first a drafter or a model alone")
     if key not in TEXTS + NUMBERS and not key.startswith(OPTIONS):
         hint = did_you_mean(key, TEXTS + NUMBERS)
-        more = "" if "Did" in hint else f" A drafter's own options are written {OPTIONS}{key}={value}."
-        raise ConfigError(f"--level {text}: a level has no key {key!r}.{hint}{more}")
+        raise ConfigError(
+            f"--level {text}: a level has no key {key!r}.{hint} "
+            f"A drafter's own options are written {OPTIONS}{key}={value}"
+        )
     return key, value
 
 

@@ -15,14 +15,20 @@ class Task:
 
 
 _CODE = """\
-def total(items, tax):
-    x = 0
-    for item in items:
-        x = x + item.price * item.count
-    if x > 100:
-        x = x - 10
-    x = x + x * tax
-    return round(x, 2)
+class Account:
+    def __init__(self, owner):
+        self.owner = owner
+        self.balance = 0
+
+    def deposit(self, amount):
+        self.balance = self.balance + amount
+        return self.balance
+
+    def withdraw(self, amount):
+        if amount <= 0:
+            raise ValueError("Insufficient funds")
+        self.balance = self.balance - amount
+        return self.balance
 """
 
 _TEXT = """\
@@ -35,9 +41,21 @@ the harbour lamps are put out and someone reads aloud by candlelight. The librar
 who are late bring a jar of jam for the winter fair, which pays for the roof."""
 
 TASKS = (
-    Task("edit", "edit a piece of code", f"Rename x to amount.\n\n{_CODE}"),
-    Task("answer", "answer from a given text", f"{_TEXT}\n\nWhat happened in the winter of 1927?"),
-    Task("write", "write freely", "Write a short story about a lighthouse keeper who finds a letter in a bottle."),
+    Task(
+        "edit",
+        "Edit a piece of code: rename the class to Wallet.",
+        f"```python\n{_CODE}```\n\nRename the class to Wallet. Write out the whole class.",
+    ),
+    Task(
+        "answer",
+        "Answer from a given text: when is the library open, and what does it lend?",
+        f"{_TEXT}\n\nWhen is the library open, and what does it lend?",
+    ),
+    Task(
+        "write",
+        "Write freely: a short story about a clockmaker and a fox.",
+        "Write a short story about a clockmaker and a fox.",
+    ),
 )
 
 #: Repeats itself, so that every level has something to do while it warms up.
