@@ -107,7 +107,8 @@ def against_plain(engine: Engine, prompts: list, params: SamplingParams, repeats
     ours, theirs = kept[True][-1], kept[False][-1]
     rounds = [r.stats.own_work_s / r.stats.target_forwards for results in kept[True][1:] for r in results]
     first = [
-        [statistics.fmean(r.stats.first_token_s or 0 for r in results) for results in kept[on][1:]] for on in (True, False)
+        [statistics.fmean(r.stats.first_token_s or 0 for r in results) for results in kept[on][1:]]
+        for on in (True, False)
     ]
     return {
         "tokens": sum(r.stats.new_tokens for r in ours),

@@ -42,7 +42,9 @@ def build_levels(
     drafters = {i: _drafter(level, kinds[i], plugins) for i, level in enumerate(levels) if level.model is None}
     target = _load(levels[-1], config, plugins, None, progress)
     models = {
-        i: _load(level, config, plugins, target, progress) for i, level in enumerate(levels[:-1]) if level.model is not None
+        i: _load(level, config, plugins, target, progress)
+        for i, level in enumerate(levels[:-1])
+        if level.model is not None
     }
     models[len(levels) - 1] = target
     governor: Governor | None = None
@@ -100,7 +102,8 @@ def _drafter(level: LevelConfig, kind: type[Controller], plugins: Plugins) -> Dr
     if getattr(level.drafter, "_cascade_taken", False):
         raise ConfigError(f"level {level.name!r}: this drafter object serves another engine; make one for each")
     level.drafter._cascade_taken = True
-    return level.drafter  # type: ignore[no-any-return]
+    drafter: Drafter = level.drafter
+    return drafter
 
 
 def _load(
@@ -147,4 +150,3 @@ def check_vocabulary(name: str, model: CausalModel, target: CausalModel) -> None
             f"level {name!r} has {model.vocab_size} token ids and the target {target.vocab_size}: "
             "a draft model needs the target's tokenizer"
         )
-

@@ -108,16 +108,16 @@ class Engine:
 
     def summary(self) -> str:
         """The levels, their models, dtypes and what the load-time probes found, a line each."""
-        lines = []
+        lines = [f"rule {self.config.rule}" + ("" if self.target.rule.lossless else " (NOT lossless)")]
         for level in self._levels():
-            model = level.model
-            role = "target" if level.is_target else "level"
-            lines.append(f"{role} {level.name}: {model.dtype}, bit-exact: {model.exactness}, trees: {'yes' if model.trees else 'no'}")
-            if level.source is not None and not isinstance(level.source.drafter, Level):
-                config = level.source.config
-                off = " (off: k=0)" if config.k == 0 else ""
-                lines.append(f"level {level.source.name}: {type(level.source.drafter).__name__}, controller {config.controller}{off}")
-        lines.append(f"rule {self.config.rule}" + ("" if self.target.rule.lossless else " (NOT lossless)"))
+            model, role = level.model, "target" if level.is_target else "level"
+            trees = "yes" if model.trees else "no"
+            lines.append(f"{role} {level.name}: {model.dtype}, bit-exact: {model.exactness}, trees: {trees}")
+        for governor in self._governors():
+            if not isinstance(governor.drafter, Level):
+                lines.append(f"level {governor.name}: {type(governor.drafter).__name__}")
+            if governor.config.k == 0:
+                lines.append(f"level {governor.name} is off: k=0")
         return "\n".join(reversed(lines))
 
     def check_integrity(self) -> None:
@@ -176,9 +176,7 @@ class Engine:
         samples: list[Request] = []
         for i in range(params.n):
             parent = samples[0] if samples else None
-            samples.append(
-                Request(next(self._ids), ids, params, sample_seed(seed, i), ends, limit, decode, parent)
-            )
+            samples.append(Request(next(self._ids), ids, params, sample_seed(seed, i), ends, limit, decode, parent))
         return samples
 
     def _encode(self, prompt: Prompt) -> list[int]:

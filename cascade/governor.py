@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cascade.config import BypassConfig, LevelConfig
@@ -18,6 +17,7 @@ from cascade.control.gate import Gate, Investment
 from cascade.control.theory import best_k, speedup
 from cascade.draft import Ask, Context, Draft, Verdict, check_draft
 from cascade.drafter import Drafter
+from cascade.governed import NOTHING, GovernedRow, Proposal
 from cascade.level import Level
 
 if TYPE_CHECKING:
@@ -32,52 +32,6 @@ FORGET = 0.02  # share by which alpha returns to the prior per request that test
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
 FAST = 0.2  # weight of one round in a request's own rolling figures
-
-
-@dataclass(slots=True)
-class Proposal:
-    """A draft on its way up, with the governor that hands it up and the K it had asked for."""
-
-    draft: Draft
-    governor: Governor | None = None
-    k: int = 0
-
-
-NOTHING = Proposal(Draft(()))
-
-
-@dataclass(slots=True)
-class GovernedRow:
-    """What a governor keeps of one request."""
-
-    params: SamplingParams
-    controller: Controller
-    gate: Gate
-    barred: str | None = None  # why the request may not use this level at all
-    invested: bool = False  # a model level: its prompt has been (or is being) prefilled
-    bypassed: bool = False  # in the latest round
-    shadow: tuple[int, list[int]] | None = None  # (position, tokens) proposed for free scoring only
-    rounds: int = 0
-    prompt_length: int = 0
-    emitted: int = 0
-    k: int | None = None
-    k_sum: int = 0
-    drafts: int = 0
-    drafted: int = 0
-    tested: int = 0
-    accepted: int = 0
-    dropped: int = 0
-    bypassed_rounds: int = 0
-    seconds: float = 0.0
-    tau: float = 1.0  # rolling tokens per round of whoever verifies, bonus included
-    decisions: list[tuple[int, str, str]] = field(default_factory=list)
-
-    def decide(self, what: str, reason: str) -> None:
-        """Notes a change of mind; while the mind stays, only its latest reason is kept."""
-        if self.decisions and self.decisions[-1][1] == what:
-            self.decisions[-1] = (self.decisions[-1][0], what, reason)
-        else:
-            self.decisions.append((self.rounds, what, reason))
 
 
 class Governor:
@@ -214,7 +168,9 @@ class Governor:
         drafted = sum(len(p.draft) for p in proposals)
         if drafted:
             now = seconds / drafted
-            self.token_seconds = now if self.token_seconds is None else self.token_seconds + FAST * (now - self.token_seconds)
+            self.token_seconds = (
+                now if self.token_seconds is None else self.token_seconds + FAST * (now - self.token_seconds)
+            )
         return proposals
 
     def _drop(self, ask: Ask, error: Exception, k: int) -> Proposal:
@@ -337,7 +293,9 @@ class Governor:
             self._learn(row, tested, accepted)
             row.controller.observe(Outcome(0, 0, tested, accepted))
         else:
-            proposal = self._propose([Ask(ask.context, k, min(k, ask.cap), ask.params, ask.noise, ask.prompt_length)])[0]
+            proposal = self._propose([Ask(ask.context, k, min(k, ask.cap), ask.params, ask.noise, ask.prompt_length)])[
+                0
+            ]
             row.shadow = (len(ask.context), list(proposal.draft.tokens)) if proposal.draft.parents is None else None
         row.gate.probe_cost = (self.clock() - began) / token_seconds if token_seconds else 0.0
 

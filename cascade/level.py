@@ -16,6 +16,7 @@ import torch
 from cascade.draft import Ask, Context, Draft, Verdict
 from cascade.drafter import Drafter
 from cascade.errors import DecodeError
+from cascade.governed import NOTHING, Proposal
 from cascade.rows import CausalModel, Feed, Row
 from cascade.rules import Rule
 from cascade.sampling import Sampler
@@ -23,7 +24,7 @@ from cascade.sampling import Sampler
 if TYPE_CHECKING:
     from cascade.config import SamplingParams
     from cascade.costs import Costs
-    from cascade.governor import Governor, Proposal
+    from cascade.governor import Governor
 
 PROBE_TOKENS = 16  # positions a probe compares at most: the latest ones, which say most about what comes
 WARM_UP_WIDTHS = (1, 4, 8, 16, 64)  # forwards timed at load, so that the first decisions have costs
@@ -167,8 +168,6 @@ class Level(Drafter):
 
     def _ask_below(self, active: Sequence[Progress]) -> list[Proposal]:
         """One proposal per row, never longer than the row's room behind this level's own token."""
-        from cascade.governor import NOTHING
-
         if self.source is None:
             return [NOTHING] * len(active)
         asks = []
@@ -210,7 +209,9 @@ class Level(Drafter):
             state.tokens_fed += len(feed.tokens)
             state.seconds += seconds / len(feeds)
 
-    def _judge(self, row: Progress, proposal: Proposal, logits: torch.Tensor, picks: Sequence[int | None] | None) -> None:
+    def _judge(
+        self, row: Progress, proposal: Proposal, logits: torch.Tensor, picks: Sequence[int | None] | None
+    ) -> None:
         """Walks the draft, appends what held and this level's own token, and crops the cache."""
         state, draft = self.rows[row.context.row_id], proposal.draft
         sampler = self._sampler(row.ask)

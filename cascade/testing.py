@@ -40,6 +40,7 @@ class ManualClock:
         self.now = 0.0
 
     def __call__(self) -> float:
+        """The time now, in seconds."""
         return self.now
 
     def advance(self, seconds: float) -> None:
@@ -142,7 +143,12 @@ class ScriptedDrafter(Drafter):
     """
 
     def __init__(
-        self, texts: Sequence[Sequence[int]] = (), kind: str = "oracle", vocab_size: int = 32, share: float = 0.6, seed: int = 0
+        self,
+        texts: Sequence[Sequence[int]] = (),
+        kind: str = "oracle",
+        vocab_size: int = 32,
+        share: float = 0.6,
+        seed: int = 0,
     ) -> None:
         self.kind, self.share, self.vocab_size = kind, share, vocab_size
         self._texts = [np.asarray(text, np.int64) for text in texts]

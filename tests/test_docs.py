@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.tiny import tiny_folder
 
 import cascade.model
-from tests.tiny import tiny_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -72,5 +72,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_code_map_names_files_that_exist() -> None:
-    for name in re.findall(r"`((?:cascade|drafters|tests|plugins|benchmarks)/[\w/.-]+)`", (ROOT / "ARCHITECTURE.md").read_text()):
+    for name in re.findall(
+        r"`((?:cascade|drafters|tests|plugins|benchmarks)/[\w/.-]+)`", (ROOT / "ARCHITECTURE.md").read_text()
+    ):
         assert (ROOT / name).exists(), name

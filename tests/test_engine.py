@@ -24,11 +24,11 @@ def build(levels, **options) -> Engine:
 
 def plain(model: ToyModel, prompts, params) -> list[list[int]]:
     """The obvious twin: one token at a time, one prompt at a time, no engine."""
-    from cascade.noise import Noise
-    from cascade.sampling import Sampler
-
     import numpy as np
     import torch
+
+    from cascade.noise import Noise
+    from cascade.sampling import Sampler
 
     out = []
     for prompt in prompts:

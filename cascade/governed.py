@@ -1,0 +1,60 @@
+"""What a governor hands up, and what it keeps of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cascade.control.base import Controller
+from cascade.control.gate import Gate
+from cascade.draft import Draft
+
+if TYPE_CHECKING:
+    from cascade.config import SamplingParams
+    from cascade.governor import Governor
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A draft on its way up, with the governor that hands it up and the K it had asked for."""
+
+    draft: Draft
+    governor: Governor | None = None
+    k: int = 0
+
+
+NOTHING = Proposal(Draft(()))
+
+
+@dataclass(slots=True)
+class GovernedRow:
+    """What a governor keeps of one request."""
+
+    params: SamplingParams
+    controller: Controller
+    gate: Gate
+    barred: str | None = None  # why the request may not use this level at all
+    invested: bool = False  # a model level: its prompt has been (or is being) prefilled
+    bypassed: bool = False  # in the latest round
+    shadow: tuple[int, list[int]] | None = None  # (position, tokens) proposed for free scoring only
+    rounds: int = 0
+    prompt_length: int = 0
+    emitted: int = 0
+    k: int | None = None
+    k_sum: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    dropped: int = 0
+    bypassed_rounds: int = 0
+    seconds: float = 0.0
+    tau: float = 1.0  # rolling tokens per round of whoever verifies, bonus included
+    decisions: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def decide(self, what: str, reason: str) -> None:
+        """Notes a change of mind; while the mind stays, only its latest reason is kept."""
+        if self.decisions and self.decisions[-1][1] == what:
+            self.decisions[-1] = (self.decisions[-1][0], what, reason)
+        else:
+            self.decisions.append((self.rounds, what, reason))
