@@ -73,7 +73,6 @@ class Governor:
         self.prior = PRIOR_ALPHA_SELF if isinstance(config.model, str) and config.model == "self" else PRIOR_ALPHA
         self.alpha = self.prior  # engine-wide, slow
         self.tests = 2.0 * PRIOR_TESTS  # how many tests alpha stands for
-        self.token_seconds: float | None = None  # per drafted token, all levels below included
 
     # -- the life of a row ---------------------------------------------------------------------------
 
@@ -167,10 +166,7 @@ class Governor:
             self.rows[ask.context.row_id].seconds += seconds / len(asks)
         drafted = sum(len(p.draft) for p in proposals)
         if drafted:
-            now = seconds / drafted
-            self.token_seconds = (
-                now if self.token_seconds is None else self.token_seconds + FAST * (now - self.token_seconds)
-            )
+            self.costs.observe_draft(self.name, 1, seconds / drafted)
         return proposals
 
     def _drop(self, ask: Ask, error: Exception, k: int) -> Proposal:
@@ -258,10 +254,9 @@ class Governor:
             seconds = self.costs.seconds(verifier.name, batch * tokens, batch)
             return 1.0 if seconds is None or not unit else seconds / unit
 
-        draft = self.token_seconds
-        if draft is None:
-            draft = self.costs.seconds(self.name, batch, batch) or 0.0
-            draft /= batch
+        draft = self.costs.draft_seconds(self.name)
+        if draft is None:  # nothing drafted yet: a model's own forward, alone; for a table next to nothing
+            draft = (self.costs.seconds(self.name, batch, batch) or 0.0) / batch
         return Estimates(self.alpha, draft * batch / unit if unit else 0.0, verify)
 
     # -- learning ------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_without_the_wheel_the_demo_says_what_to_run(monkeypatch, tmp_path, caps
 
 def outcome(name, origins, seconds, decisions, plain_seconds=2.0):
     level = dict.fromkeys(("drafted", "tested", "accepted", "forwards", "tokens_fed", "bypassed_rounds"), 0)
-    level |= {"accept_rate": None, "alpha": 0.5, "time_s": 0.0, "k_mean": 4.0}
+    level |= {"accept_rate": None, "alpha": 0.5, "time_s": 1.0, "k_mean": 4.0}
     levels = (LevelStats("table", **level, decisions=decisions), LevelStats("target", **level))
     result = SimpleNamespace(
         tokens=[1] * len(origins), origins=origins, text="",
@@ -118,9 +118,7 @@ def test_the_conclusion_says_where_a_level_paid_and_why_it_was_bypassed():
         outcome("write", [0, 1, 1], 2.1, ((3, "bypass", "alpha 0.10 under threshold 0.30: bypassed"),)),
     ]
     first, last = map(str, demo_report.conclusions(outcomes))
-    assert first == (
-        "table paid in edit (2 of 3 tokens); it was bypassed in write (alpha 0.10 under threshold 0.30)."
-    )  # fmt: skip
+    assert first == "table paid in edit (2 of 3 tokens); bypassed in the end in write: alpha 0.10 under threshold 0.30."
     assert last.startswith("Every text")
 
 

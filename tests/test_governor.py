@@ -24,6 +24,11 @@ def cost(level: str, tokens: int) -> float:
     return seconds * (DRAFT_COST if level == "draft" else 1.0)
 
 
+def draft_cost(level: str, tokens: int) -> float:
+    """Seconds of a proposal: the draft model's forward per token, nothing for scripted drafters."""
+    return DRAFT_COST * tokens if level == "draft" else 0.0
+
+
 class Bench:
     """A cascade on toy models whose clock moves by the cost table, so that time is exact."""
 
@@ -32,7 +37,9 @@ class Bench:
         self.target = target or ToyModel(clock=self.clock, cost=lambda n: cost("target", n))
         self.target._clock = self.clock
         all_levels = [*levels, LevelConfig(model=self.target, name="target")]
-        self.engine = Engine(CascadeConfig(all_levels, **config), clock=self.clock, costs=FixedCosts(cost), check=True)
+        self.engine = Engine(
+            CascadeConfig(all_levels, **config), clock=self.clock, costs=FixedCosts(cost, draft_cost), check=True
+        )
 
     def seconds(self, params: SamplingParams) -> tuple[float, object]:
         before = self.clock.now
@@ -51,7 +58,7 @@ def with_draft(share: float, *below: LevelConfig, **config) -> Bench:
     bench.clock, bench.target = clock, target
     target._clock = clock
     levels = [*below, draft_level(clock, target, share, **config), LevelConfig(model=target, name="target")]
-    bench.engine = Engine(CascadeConfig(levels), clock=clock, costs=FixedCosts(cost), check=True)
+    bench.engine = Engine(CascadeConfig(levels), clock=clock, costs=FixedCosts(cost, draft_cost), check=True)
     return bench
 
 
@@ -213,7 +220,7 @@ def test_own_work_is_small_next_to_the_budget(batch: int) -> None:
 
     target = ToyModel()
     levels = [LevelConfig(drafter="ngram"), LevelConfig(model=ToyModel(), name="draft"), LevelConfig(model=target)]
-    engine = Engine(CascadeConfig(levels), clock=time.perf_counter, costs=FixedCosts(cost))
+    engine = Engine(CascadeConfig(levels), clock=time.perf_counter, costs=FixedCosts(cost, draft_cost))
     results = engine.generate([PROMPT] * batch, LONG)
     own = sum(r.stats.own_work_s for r in results) / sum(r.stats.target_forwards for r in results)
     assert own < 0.05

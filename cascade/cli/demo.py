@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     capture, screen = Capture(), show.console()
     with _load(capture) as engine:
-        screen.print(engine.summary(), soft_wrap=True)
+        _introduce(engine, screen)
         outcomes = [
             _compare(engine, capture, task, params, screen, plain_first=number % 2 == 0)
             for number, task in enumerate(TASKS)
@@ -91,6 +91,20 @@ def _load(capture: Capture) -> Engine:
     return engine
 
 
+def _introduce(engine: Engine, screen: Console) -> None:
+    """The levels, and the colours that their text will have."""
+    from rich.text import Text
+
+    from cascade.cli import show
+    from cascade.config import normalise_levels
+
+    screen.print(engine.summary(), soft_wrap=True)
+    if show.has_colours(screen):
+        levels = normalise_levels(engine.config, engine.plugins.drafter_names())
+        legend = show.legend([str(level.name) for level in levels])
+        screen.print(Text("\nColours by author: ").append_text(legend), soft_wrap=True)
+
+
 def _compare(
     engine: Engine, capture: Capture, task: Task, params: SamplingParams, screen: Console, *, plain_first: bool
 ) -> Outcome:
@@ -100,6 +114,7 @@ def _compare(
     from cascade.cli.stream import Timed, follow
 
     prompt = [{"role": "user", "content": task.prompt}]
+    params = replace(params, stop=task.stop)
 
     def plain() -> Timed:
         with show.console(sys.stderr).status("the same by plain decoding, to compare"):
@@ -108,8 +123,10 @@ def _compare(
     screen.print(f"\n{task.about}\n", style="bold")
     before = plain() if plain_first else None
     painter = generate.painter(engine, screen)
-    fast = follow(engine, capture, prompt, params, painter.chunk)
-    screen.print("\n")
+    try:
+        fast = follow(engine, capture, prompt, params, painter.chunk)
+    finally:  # also after Ctrl-C, so that the shell's prompt begins a line
+        screen.print("\n")
     outcome = Outcome(task, fast, before or plain())
     for timed in (outcome.cascade, outcome.plain):
         if timed.result.error is not None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cascade.cli.tasks import Task
     from cascade.request import LevelStats
 
+WIDE = 100  # columns from which the table has room to breathe
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -52,22 +54,28 @@ class Outcome:
         """How many of the tokens this level was the first to propose."""
         return self.cascade.result.origins.count(level)
 
+    def saved_by(self, level: int) -> float:
+        """Seconds: what its tokens would have cost by plain decoding, less what it spent itself."""
+        later = max(len(self.plain.result.tokens) - 1, 1)  # the first token's time is mostly the prompt's
+        token = (self.plain.seconds - self.plain.first_token_s) / later
+        return self.written_by(level) * token - self.levels[level].time_s
+
 
 def show(outcomes: Sequence[Outcome], screen: Console) -> None:
     """Prints the table and what follows from it."""
     screen.print()
-    screen.print(table(outcomes))
+    screen.print(table(outcomes, gap=2 if screen.width >= WIDE else 1))
     screen.print()
     for line in conclusions(outcomes):
         screen.print(line)
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[Outcome], gap: int = 2) -> Table:
     """A row per task. Acceptance is alpha = accepted / tested, K the mean number of tokens asked for."""
     lower = outcomes[0].levels[:-1]
-    numbers = ["tokens", "tokens per\nforward", *(f"{level.name}\nalpha / K" for level in lower)]
-    numbers += ["seconds\ncascade", "seconds\nplain", "faster", "first\ntoken"]
-    made = screen_parts.table("task", *numbers, "same\ntext", right=numbers)
+    numbers = ["tokens", "tokens/\nforward", *(f"{level.name}\nalpha/K" for level in lower)]
+    numbers += ["cascade\nseconds", "plain\nseconds", "\nfaster", "first\ntoken"]
+    made = screen_parts.table("task", *numbers, "same\ntext", right=numbers, gap=gap)
     for outcome in outcomes:
         stats = outcome.cascade.result.stats
         made.add_row(
@@ -86,13 +94,12 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 def _judged(level: LevelStats) -> str:
     alpha = "-" if level.alpha is None else f"{level.alpha:.2f}"
-    return f"{alpha} / " + ("-" if level.k_mean is None else f"{level.k_mean:.1f}")
+    return f"{alpha}/" + ("-" if level.k_mean is None else f"{level.k_mean:.1f}")
 
 
 def conclusions(outcomes: Sequence[Outcome]) -> list[Text]:
     """Which level paid, which was bypassed, and why; then whether the texts are the same."""
-    count = len(outcomes[0].levels)
-    lines = [_verdict(outcomes, index).append(".") for index in range(count - 1)]
+    lines = [_verdict(outcomes, index) for index in range(len(outcomes[0].levels) - 1)]
     wrong = [outcome.task.name for outcome in outcomes if not outcome.identical]
     if wrong:
         lines.append(Text(f"The text DIFFERS from plain decoding's in: {', '.join(wrong)}.", "bold"))
@@ -102,17 +109,18 @@ def conclusions(outcomes: Sequence[Outcome]) -> list[Text]:
 
 
 def _verdict(outcomes: Sequence[Outcome], index: int) -> Text:
-    """One level in words: where it wrote, and where and why it was left out in the end."""
-    count = len(outcomes[0].levels)
-    line = Text(outcomes[0].levels[index].name, screen_parts.style_of(index, count))
-    paid = [o for o in outcomes if o.written_by(index) and o.ratio > 1.0]
-    wrote = [f"{o.task.name} ({o.written_by(index)} of {len(o.cascade.result.tokens)} tokens)" for o in paid]
-    line.append(f" paid in {', '.join(wrote)}" if wrote else " paid nowhere")
+    """One level in words: where it paid for itself, and where and why it was out of use in the end."""
+    paid = [
+        f"{outcome.task.name} ({outcome.written_by(index)} of {len(outcome.cascade.result.tokens)} tokens)"
+        for outcome in outcomes
+        if outcome.saved_by(index) > 0
+    ]
+    line = Text(outcomes[0].levels[index].name, screen_parts.style_of(index, len(outcomes[0].levels)))
+    line.append(f" paid in {', '.join(paid)}" if paid else " paid in no task")
     out = [(o.task.name, reason) for o in outcomes if (reason := _left_out(o.levels[index])) is not None]
     if out:
-        places, reason = ", ".join(name for name, _ in out), out[-1][1]
-        line.append(f"; it was bypassed in {places} ({reason})")
-    return line
+        line.append(f"; bypassed in the end in {', '.join(name for name, _ in out)}: {out[-1][1]}")
+    return line.append(".")
 
 
 def _left_out(level: LevelStats) -> str | None:

@@ -150,11 +150,11 @@ def _judged(level: LevelStats) -> str:
     return "proposed nothing"
 
 
-def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+def table(*columns: str, right: Sequence[str] = (), gap: int = 2) -> Table:
     """An empty table in the one style we use; the columns in `right` are numbers."""
-    made = Table(title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
+    made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for name in columns:
-        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+        made.add_column(Text(name), justify="right" if name in right else "left", overflow="fold", vertical="bottom")
     return made
 
 

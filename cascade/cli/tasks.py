@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt, and what it stands for."""
+    """A prompt, what it stands for, and what ends its answer besides the model itself."""
 
     name: str
     about: str
     prompt: str
+    stop: tuple[str, ...] = ()
 
 
 _CODE = """\
@@ -45,6 +46,7 @@ TASKS = (
         "edit",
         "Edit a piece of code: rename the class to Wallet.",
         f"```python\n{_CODE}```\n\nRename the class to Wallet. Write out the whole class.",
+        ("\n```",),  # what follows the code is chatter
     ),
     Task(
         "answer",
