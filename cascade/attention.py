@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -95,11 +95,16 @@ class Plan:
     """One packed forward: where each row's tokens go and what they may see.
 
     Built once per forward and used by every layer, so everything that layers share is made here.
-    `spans` must be sorted by width: rows of one width share tensor operations.
+
+    Args:
+        spans: the rows, sorted by width: rows of one width share tensor operations.
+        layers: the index of each attention module.
+        reaches: how far back each layer looks.
+        fine: see `padded_view`.
     """
 
-    def __init__(self, spans: Sequence[Span], fine: bool) -> None:
-        self.spans = spans
+    def __init__(self, spans: Sequence[Span], layers: Mapping[Any, int], reaches: Sequence[Reach], fine: bool) -> None:
+        self.spans, self.layers, self.reaches = spans, layers, reaches
         self.widths = [len(span.tokens) for span in spans]
         ends = [span.row.length + width for span, width in zip(spans, self.widths, strict=True)]
         self.views = [padded_view(end, fine) for end in ends]
@@ -134,16 +139,28 @@ class Plan:
             token += width
         return runs
 
-    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Writes the new keys and values, [1, H, S, D], behind each row's cached ones."""
+    def attention(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        scale: float,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **ignored: Any,
+    ) -> Tensor:
+        """Stores the new keys and values [1, H, S, D]; what the queries [1, Hq, S, D] see, [1, S, Hq, Dv]."""
+        layer = self.layers[module]
         torch._foreach_copy_(self.targets[layer], key.split(self.widths, 2) + value.split(self.widths, 2))
+        return self._attend(layer, self.reaches[layer], query, scale, softcap, s_aux)
 
-    def attend(
+    def _attend(
         self, layer: int, reach: Reach, query: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
     ) -> Tensor:
-        """What the queries [1, Hq, S, D] draw from their rows, [1, S, Hq, Dv]."""
         out = []
-        for number, (first, rows, start, width) in enumerate(self.runs):
+        for number, (first, rows, _, width) in enumerate(self.runs):
             keys, values = self.keys[layer][first : first + rows], self.values[layer][first : first + rows]
             heads = keys[0].shape[1]
             groups = query.shape[1] // heads

@@ -34,6 +34,10 @@ def build_levels(
     kinds: list[type[Controller]] = [plugins.controller(level.controller) for level in levels]
     controllers = [_controller(level, kind) for level, kind in zip(levels, kinds, strict=True)]
     for i, level in enumerate(levels):
+        if level.tail and (level.model is None or i in (0, len(levels) - 1)):
+            raise ConfigError(
+                f"tail=True at level {level.name!r}: only a model between a drafter and the target has a tail"
+            )
         if level.model is None and i > 0:
             raise ConfigError(
                 f"level {level.name!r} is a drafter without a model: it verifies nothing, so it must stand "
@@ -62,6 +66,7 @@ def build_levels(
                 clock,
                 is_target=is_target,
                 end_ids=target.end_ids,
+                tail=level.tail,
             )
             if is_target:
                 return drafter

@@ -202,7 +202,7 @@ class LevelConfig:
         k_min, k_max: bounds of K.
         controller: the registered name of the policy that sets K.
         bypass: overrides the cascade's.
-        tail: reserved for the level's appended guesses.
+        tail: a middle level appends guesses of the drafter below to its own tokens, for the level above to verify.
         options: reach the drafter's and the controller's constructors as keyword arguments.
     """
 

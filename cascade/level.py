@@ -86,6 +86,8 @@ class Level(Drafter):
         clock: seconds, monotonic.
         is_target: the target applies the request's own processors; inner levels what is cheap.
         end_ids: tokens that end a text.
+        tail: after its own tokens, hand up guesses of the drafter below as well, unverified: the level
+            above verifies a few more tokens for almost nothing while it is bound by memory.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Level(Drafter):
         *,
         is_target: bool = False,
         end_ids: Sequence[int] = (),
+        tail: bool = False,
     ) -> None:
         self.index = index
         self.name = name
@@ -110,6 +113,7 @@ class Level(Drafter):
         self.clock = clock
         self.is_target = is_target
         self.end_ids = tuple(end_ids)
+        self.tail = tail
         self.rows: dict[int, LevelRow] = {}
         self.forward_seconds = 0.0  # of all rows, ever: what is not model time is the engine's own work
 
@@ -147,7 +151,10 @@ class Level(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """This model's own continuation of each context, at least `want` tokens where it can."""
-        return [Draft(p.tokens, origin=p.origins) for p in self.advance(asks)]
+        progress = self.advance(asks)
+        if self.tail:
+            self._append_tails(progress)
+        return [Draft(p.tokens, origin=p.origins) for p in progress]
 
     def advance(self, asks: Sequence[Ask]) -> list[Progress]:
         """Rounds of ask, score, walk and append, until every row holds what it was asked for."""
@@ -162,17 +169,25 @@ class Level(Drafter):
                 start = stop
         return progress
 
+    def _append_tails(self, progress: Sequence[Progress]) -> None:
+        """Appends what the drafter below would say next, as far as there is room."""
+        rows = [row for row in progress if row.tokens and not row.ended and row.room > 0]
+        for row, proposal in zip(rows, self._ask_below(rows, keep=0), strict=True):
+            if proposal.draft.parents is None:
+                row.tokens += proposal.draft.tokens
+                row.origins += proposal.draft.origins()
+
     def fits(self, context: Context) -> bool:
         """Whether the model can score the position after this context."""
         return self.model.max_length is None or len(context) <= self.model.max_length
 
-    def _ask_below(self, active: Sequence[Progress]) -> list[Proposal]:
-        """One proposal per row, never longer than the row's room behind this level's own token."""
+    def _ask_below(self, active: Sequence[Progress], keep: int = 1) -> list[Proposal]:
+        """One proposal per row, never longer than its room; `keep` places are this level's own token's."""
         if self.source is None:
             return [NOTHING] * len(active)
         asks = []
         for row in active:
-            ask, cap = row.ask, row.room - 1
+            ask, cap = row.ask, row.room - keep
             if self.model.max_length is not None:
                 cap = min(cap, self.model.max_length - len(row.context))
             asks.append(Ask(row.context, cap, cap, ask.params, ask.noise, ask.prompt_length))

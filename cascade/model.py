@@ -22,14 +22,12 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from cascade.attention import Plan, Span
-from cascade.errors import LoadError
-from cascade.kvrows import KVRow, Layout
-from cascade.rows import Feed
+from cascade.attention import Plan, Reach, Span
+from cascade.kvrows import KVRow
+from cascade.packing import PackedModel
 from cascade.survey import Survey
 
 NAME = "cascade"
-CHUNK = 512  # prompts are fed in pieces of at most this many tokens
 
 _thread = threading.local()
 _lock = threading.Lock()
@@ -125,35 +123,102 @@ class _Through(Cache):
 class _RowCache(_Through):
     """The cache of a forward of one row, for attention code that is a model's own."""
 
-    def __init__(self, row: KVRow, new: int) -> None:
+    def __init__(self, row: KVRow, new: int, places: dict[int, int]) -> None:
         super().__init__()
         self.base, end = row.length, row.length + new
         row.reserve(end)
-        self._new, self._all = row.span(self.base, end), row.span(0, end)
-        self._place = row.layout.places
+        self._new, self._all, self._places = row.span(self.base, end), row.span(0, end), places
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes the new keys and values into the row, and returns all of them."""
-        layer = self._place[layer_idx]
+        layer = self._places[layer_idx]
         self._new[0][layer].copy_(key_states)
         self._new[1][layer].copy_(value_states)
         return self._all[0][layer], self._all[1][layer]
 
 
 class _Recorder(_Through):
-    """Notes the shapes of the layers that ask for it."""
+    """Notes which layers ask for a cache, and their shapes."""
 
     def __init__(self, survey: Survey) -> None:
         super().__init__()
         self.survey = survey
-        self.indices: list[int] = []
+        self.places: dict[int, int] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Hands on what it notes."""
+        self.places[layer_idx] = len(self.places)
         self.survey.note(key_states, value_states)
-        self.indices.append(layer_idx)
         return key_states, value_states
+
+
+class TransformersModel(PackedModel):
+    """A causal language model of transformers; see `CausalModel`.
+
+    Attributes:
+        module: the transformers model; outside of forwards it works as its owner left it.
+        tokenizer: its tokenizer, or None.
+        packed: whether one forward carries all rows.
+    """
+
+    def __init__(self, module: nn.Module, name: str, tokenizer: Any = None, max_length: int | None = None) -> None:
+        _register()
+        self.module: Any = module
+        self.name, self.tokenizer = name, tokenizer
+        self.max_length = max_length
+        self.trees, self.exactness = True, "not probed"
+        parameters = inspect.signature(module.forward).parameters
+        # transformers 5.24 renamed the keyword; the old name is still accepted there, with a warning
+        self._cache_key = "cache" if "cache" in parameters else "past_key_values"
+        self._has_positions = "position_ids" in parameters
+        self._has_index = "logits_to_keep" in parameters
+        self._configs = list({id(m.config): m.config for m in module.modules() if hasattr(m, "config")}.values())
+        self._through = _Through()
+        self._modes = {m: m.training for m in module.modules()}
+        self.device = next(module.parameters()).device
+        self.packed = False
+
+    def survey(self, packed: bool) -> None:
+        """Runs one forward to learn the layers; must be called before anything is fed."""
+        survey = Survey(self.max_length)
+        self._fake = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        with torch.inference_mode():
+            if packed:
+                with _driving(self._configs, survey):
+                    self._call(ids, ids, None, self._through)
+            else:
+                recorder = _Recorder(survey)
+                self._call(ids, torch.arange(2, device=self.device)[None], None, recorder)
+                self._places = recorder.places
+        self._survey, self.layout, self.packed = survey, survey.layout, packed
+
+    def _call(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache, index: Tensor | None = None
+    ) -> Tensor:
+        """Logits [1, len(index) or S, head size]."""
+        if self.module.training:
+            self.module.eval()
+        options: dict[str, Any] = {"attention_mask": mask, self._cache_key: cache, "use_cache": True}
+        if self._has_positions:
+            options["position_ids"] = positions
+        if self._has_index and index is not None:
+            options["logits_to_keep"] = index
+        logits = self.module(input_ids=ids, **options).logits
+        return logits if self._has_index or index is None else logits[:, index]
+
+    def _compute(self, spans: Sequence[Span], ids: list[int], positions: list[int], index: list[int]) -> Tensor:
+        plan = Plan(spans, self._survey.layers, self._survey.reaches, self.fine)
+        numbers = torch.tensor([ids, positions]).to(self.device)
+        places = torch.tensor(index or [0]).to(self.device)
+        with _driving(self._configs, plan):
+            return self._call(numbers[:1], numbers[1:], self._fake, self._through, places)[0]
+
+
+def _register():
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)

@@ -206,6 +206,23 @@ def test_origins_name_the_level_that_first_proposed() -> None:
     assert origins[3:10] == [0, 0, 1, 0, 0, 1, 2]
 
 
+def test_a_tail_is_verified_by_the_level_above() -> None:
+    target = ToyModel()
+    free = plain(target, PROMPTS[:1], GREEDY)[0]
+    for kind in ("oracle", "mixed", "wrong"):
+        levels = [
+            LevelConfig(drafter=ScriptedDrafter([PROMPTS[0] + free], kind), name="script", k=2, controller="fixed"),
+            LevelConfig(model=ToyModel(), name="draft", k=3, controller="fixed", tail=True),
+            LevelConfig(model=target, name="target"),
+        ]
+        result = build(levels).generate(PROMPTS[0], GREEDY)
+        assert result.tokens == free
+        if kind == "oracle":
+            assert result.origins[3:12] == [0, 0, 1, 0, 0, 2, 0, 0, 1]  # 3 of the draft model, a tail of 2, one own
+    with pytest.raises(ConfigError, match="tail=True"):
+        build([LevelConfig(model=ToyModel(), name="draft", tail=True), LevelConfig(model=target, name="target")])
+
+
 def test_stats_add_up() -> None:
     target = ToyModel()
     engine = build(cascade_levels(3, target, 4, "pid"))
