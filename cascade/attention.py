@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 from cascade.kvrows import BLOCK, KVRow, padded_view
 
@@ -51,7 +51,7 @@ class Span:
     """
 
     row: KVRow
-    tokens: Sequence[int]
+    tokens: list[int]
     parents: Sequence[int] | None = None
     dummies: int = 0
 
@@ -108,7 +108,9 @@ class Plan:
         self.widths = [len(span.tokens) for span in spans]
         ends = [span.row.length + width for span, width in zip(spans, self.widths, strict=True)]
         self.views = [padded_view(end, fine) for end in ends]
-        keys, values, targets = [], [], []
+        keys: list[list[Tensor]] = []
+        values: list[list[Tensor]] = []
+        targets = []
         for span, view, end in zip(spans, self.views, ends, strict=True):
             span.row.reserve(view)
             for store, tensors in zip((keys, values), span.row.view(view), strict=True):
@@ -123,7 +125,7 @@ class Plan:
             )
         ]
         self.runs = self._runs()
-        self._masks: dict[tuple, list[list[Tensor]]] = {}
+        self._masks: dict[tuple, list[Tensor]] = {}
         self._scratch: dict[tuple, Tensor] = {}
 
     def _runs(self) -> list[tuple[int, int, int, int]]:
@@ -168,7 +170,7 @@ class Plan:
             folded = self._fold(number, query, heads, groups)
             if softcap is None and sinks is None and keys[0].shape[-1] == values[0].shape[-1]:
                 results = [
-                    F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+                    scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
                     for q, k, v, mask in zip(folded, keys, values, masks, strict=True)
                 ]
             else:

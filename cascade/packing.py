@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -53,19 +54,21 @@ class PackedModel:
 
     def _score(self, feeds: Sequence[Feed]) -> Tensor:
         order = sorted(range(len(feeds)), key=lambda i: len(feeds[i].tokens))
-        spans = [Span(feeds[i].row, list(feeds[i].tokens), feeds[i].parents) for i in order]
+        spans = [Span(cast(KVRow, feeds[i].row), list(feeds[i].tokens), feeds[i].parents) for i in order]
         missing = self.width - sum(len(span.tokens) for span in spans)
         if missing > 0:
             spans[-1].tokens += [0] * missing
             spans[-1].dummies = missing
-        starts, ids, positions = {}, [], []
+        starts: dict[int, int] = {}
+        ids: list[int] = []
+        positions: list[int] = []
         for i, span in zip(order, spans, strict=True):
             starts[i] = len(ids)
             ids += span.tokens
             positions += span.positions()
         if missing > 0 and self.max_length is not None:  # the rest of a full context is dummies
             positions[-missing:] = [min(p, self.max_length - 1) for p in positions[-missing:]]
-        index = []
+        index: list[int] = []
         for i, feed in enumerate(feeds):
             end = starts[i] + len(feed.tokens)
             index += range(end - feed.keep, end)

@@ -33,7 +33,7 @@ def encode(tokenizer: Any, prompt: Any, name: str) -> list[int]:
             list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
         )
     except Exception as error:  # templates are programs that raise what they like
-        raise PromptError(f"the chat template of {name} refuses these messages: {_line(error)}") from error
+        raise PromptError(f"the chat template of {name} refuses these messages: {first_line(error)}") from error
     return [int(token) for token in found]
 
 
@@ -78,6 +78,6 @@ def _token(table: Mapping[int, str], place: int) -> str:
     return repr(table[place]) if place in table else "unused"
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,200 @@
+"""What a model can do, found at load by trying it, through the `CausalModel` protocol alone.
+
+The text is nonsense, but every check compares the model with itself: packed rows with plain reading, a
+cache that was rewound with one that was not, a tree with the chain in it, and the bits of one token's
+logits across forwards of other widths. Rows share forwards wherever they can: a probe costs about as
+much as decoding 16 tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cascade.errors import LoadError
+from cascade.rows import Feed, Row
+
+TOLERANCE = {"float64": 1e-6, "float32": 2e-3, "float16": 0.15, "bfloat16": 0.15, "int8": 0.4}
+"""How far a token's logits may lie apart on average, as a share of their spread.
+
+Rounding alone, amplified by 30 layers over a nonsense text, makes 0.05 in bfloat16 and 0.2 in int8.
+"""
+
+LENGTH = 24  # tokens of the texts; longer than the windows of small test models
+PIECES = (40, 3)  # a prompt is read in these, and at once
+STEPS = 16  # tokens compared for their bits
+LONG = (1016, 2040)  # contexts from which STEPS tokens cross 1,024 and 2,048 keys
+WIDTHS = (1, 2, 4, 8)
+MIXES = ((7, 1, 8), (1, 5, 2), (2, 1, 2), (0, 4, 0), (1, 1, 1), (2, 0, 0), (0, 1, 1), (0, 0, 1))
+"""Forwards whose bits are compared: tokens per row, 16 down to 1 in all."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What was found; see `CausalModel` for `trees` and `exactness`.
+
+    Attributes:
+        width: the smallest number of tokens in a forward from which on a token's logits have the same
+            bits whatever else is in it; None where there is none.
+        fine: whether that holds for views of less than whole blocks; see `padded_view`.
+        chain_error, rewind_error, tree_error: distance from plain reading, as in `TOLERANCE`.
+        longest: the longest context at which bits were compared.
+        seconds: how long it took.
+    """
+
+    trees: bool
+    width: int | None
+    fine: bool
+    exactness: str
+    chain_error: float
+    rewind_error: float
+    tree_error: float
+    longest: int
+    seconds: float
+
+
+def probe(model: Any) -> ProbeResult:
+    """Tries a model out. Its `width` must be 1 meanwhile; `fine`, where it has it, is tried both ways.
+
+    Args:
+        model: a `CausalModel`. Where it has `reference(texts) -> logits [R, L, V]`, that is what packed
+            forwards are compared with; else they are compared with reading one row at once.
+
+    Raises:
+        LoadError: packed rows or a rewound cache give other logits than plain reading does.
+    """
+    began = time.perf_counter()
+    trial, limit = _Trial(model), TOLERANCE.get(model.dtype, 0.15)
+    chain_error, rewind_error = trial.chains()
+    if not chain_error <= limit:
+        raise LoadError(
+            f"{model.name} gives other logits with cached keys than without ({chain_error:.2g} of their spread): "
+            "cascade cannot drive this model"
+        )
+    if not rewind_error <= limit:
+        raise LoadError(
+            f"{model.name} cannot be rewound to an earlier token (logits are off by {rewind_error:.2g} of their "
+            "spread): speculation needs a model that can"
+        )
+    tree_error = trial.tree() if model.trees else float("inf")
+    width, fine, longest = trial.bits()
+    return ProbeResult(
+        trees=tree_error <= limit,
+        width=width,
+        fine=fine,
+        exactness=f"yes, from width {width}" if width else "no: a token's logits depend on what shares its forward",
+        chain_error=chain_error,
+        rewind_error=rewind_error,
+        tree_error=tree_error,
+        longest=longest,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Trial:
+    """One model, two texts, their logits read plainly, and rows in the middle of them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.texts = [self._text(LENGTH, seed) for seed in (1, 2)]
+        self.expected = self._plain()
+        self.half = len(self.texts[0]) // 2
+
+    def _text(self, length: int, seed: int) -> list[int]:
+        room = length if self.model.max_length is None else min(length, self.model.max_length)
+        return [(i * i * 7919 + (i + 1) * 104729 * seed) % self.model.vocab_size for i in range(room)]
+
+    def _plain(self) -> list[Tensor]:
+        if hasattr(self.model, "reference"):
+            return list(self.model.reference(self.texts))
+        return [self.model.forward([Feed(self.model.new_row(), text, len(text))]) for text in self.texts]
+
+    def chains(self) -> tuple[float, float]:
+        """Three ragged rows in two packed forwards; and beside them a row that reads two texts in turn."""
+        (text, other), n, half = self.texts, len(self.texts[0]), self.half
+        pieces = [(text, 0, 2 * n // 3, 3), (other, 1, n // 3, 1), (text, 0, n // 8 + 1, 2)]
+        rows = [self.model.new_row() for _ in range(4)]
+        first = [Feed(row, t[:start], 1) for row, (t, _, start, _) in zip(rows[:3], pieces, strict=True)]
+        found = [self.model.forward([*first, Feed(rows[3], text[:half] + other[half:], 1)])[:3]]
+        rows[3].crop(half)
+        then = [Feed(row, t[i : i + q], q) for row, (t, _, i, q) in zip(rows[:3], pieces, strict=True)]
+        logits = self.model.forward([*then, Feed(rows[3], text[half:], n - half)])
+        found.append(logits[: half - n])
+        wanted = [self.expected[which][start - 1 : start] for _, which, start, _ in pieces]
+        wanted += [self.expected[which][i : i + q] for _, which, i, q in pieces]
+        chain_error = _distance(torch.cat(found), torch.cat(wanted))
+        return chain_error, _distance(logits[half - n :], self.expected[0][half:])
+
+    def tree(self) -> float:
+        """Two branches side by side, of which one is the text; then that branch is kept and read on."""
+        row, (text, other), half = self.model.new_row(), self.texts, self.half
+        self.model.forward([Feed(row, text[: half - 1], 1)])
+        tokens = [text[half - 1], other[0], text[half], other[1], text[half + 1]]
+        found = [self.model.forward([Feed(row, tokens, 5, parents=[-1, -1, 0, 1])])[[0, 2, 4]]]
+        row.keep(half, [1, 3])
+        found.append(self.model.forward([Feed(row, text[half + 2 : half + 4], 2)]))
+        return _distance(torch.cat(found), self.expected[0][half - 1 : half + 4])
+
+    def bits(self) -> tuple[int | None, bool, int]:
+        """The smallest width from which bits stay the same, with which views, and the longest context tried."""
+        longest = 0
+        for fine in (True, False) if hasattr(self.model, "fine") else (True,):
+            if hasattr(self.model, "fine"):
+                self.model.fine = fine
+            rows, steps = self._rows()
+            longest = max(row.length for row in rows) + steps
+            *wanted, whole, pieces = self._step(rows, (steps, steps, steps, 2, 2))
+            if not torch.equal(whole, pieces):
+                continue
+            mixes = [mix for mix in MIXES if max(mix) <= steps]
+            different = next((mix for mix in mixes if not self._same(rows[:3], mix, wanted)), ())
+            for width in WIDTHS:
+                if width > sum(different):
+                    return width, fine, longest
+        return None, True, longest
+
+    def _rows(self) -> tuple[list[Row], int]:
+        """A short row, two as long as the model can hold, two that read one prompt whole and in pieces; and
+        how many steps fit behind.
+        """
+        limit, prompt = self.model.max_length, self._text(sum(PIECES), 3)
+        prompt = prompt[: len(prompt) - 2] if len(prompt) == limit else prompt
+        short, whole, pieces = (self.model.new_row() for _ in range(3))
+        cut = min(PIECES[0], len(prompt) - 1)
+        texts = (self.texts[0], prompt, prompt[:cut])
+        self.model.forward([Feed(row, text, 1) for row, text in zip((short, whole, pieces), texts, strict=True)])
+        self.model.forward([Feed(pieces, prompt[cut:], 1)])
+        steps = STEPS if limit is None else max(1, min(STEPS, limit - short.length))
+        rows: list[Row] = [short]
+        for length in LONG:
+            row = short.fork()
+            if hasattr(row, "stretch"):
+                row.stretch(max(row.length, length if limit is None else min(length, limit - steps)))
+            rows.append(row)
+        return [*rows, whole, pieces], steps
+
+    def _step(self, rows: Sequence[Row], mix: Sequence[int]) -> list[Tensor]:
+        """Logits of each row's next tokens, as many as `mix` says; the rows are left as they were."""
+        lengths = [row.length for row in rows]
+        feeds = [Feed(row, self.texts[0][:count], count) for row, count in zip(rows, mix, strict=True) if count]
+        logits = self.model.forward(feeds)
+        for row, length in zip(rows, lengths, strict=True):
+            row.crop(length)
+        return list(logits.split(list(mix)))
+
+    def _same(self, rows: Sequence[Row], mix: Sequence[int], wanted: Sequence[Tensor]) -> bool:
+        found = self._step(rows, mix)
+        return all(torch.equal(part, whole[: len(part)]) for part, whole in zip(found, wanted, strict=True))
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """How far apart logits [n, V] are on average, as a share of a token's spread; infinite for NaN."""
+    found, expected = found.double(), expected.double()
+    spread = (expected - expected.mean(-1, keepdim=True)).square().mean(-1).sqrt()
+    errors = (found - expected).square().mean(-1).sqrt() / spread.clamp_min(1e-30)
+    return float(errors.mean()) if errors.isfinite().all() else float("inf")
