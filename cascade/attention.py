@@ -38,6 +38,12 @@ class Reach(NamedTuple):
             )
         return None
 
+    def first(self, query: int) -> int:
+        """The first position that position `query` sees."""
+        if self.kind == "window":
+            return max(0, query - self.size + 1)
+        return query // self.size * self.size if self.kind == "chunk" else 0
+
 
 @dataclass
 class Span:
@@ -66,19 +72,25 @@ class Span:
             positions.append(root if parent < 0 else positions[root - base + parent] + 1)
         return positions + list(range(base + width - self.dummies, base + width))
 
-    def visible(self, view: int, reach: Reach, device: torch.device) -> Tensor:
-        """Which of the first `view` slots each token sees, bool [Q, view]."""
+    def view(self, reach: Reach, fine: bool) -> tuple[int, int]:
+        """The slots that a layer has to look at, in whole blocks from the first that a token sees."""
+        return reach.first(self.row.length) // BLOCK * BLOCK, padded_view(self.row.length + len(self.tokens), fine)
+
+    def visible(self, start: int, stop: int, reach: Reach, device: torch.device) -> Tensor:
+        """Which of the slots from `start` to `stop` each token sees, bool [Q, stop - start]."""
         base, width = self.row.length, len(self.tokens)
-        slots = torch.arange(view, device=device)
-        seen = slots <= torch.arange(base, base + width, device=device)[:, None]
-        position = slots
+        slots = torch.arange(start, stop, device=device)
+        own = torch.arange(base, base + width, device=device)[:, None]
+        seen = slots <= own
         if self.parents is not None:
             nodes = len(self.parents)
             first = width - self.dummies - nodes
-            seen[first : first + nodes, base + first : base + first + nodes] = ancestors(self.parents).to(device)
-            position = slots.clone()
-            position[base : base + width] = torch.tensor(self.positions(), device=device)
-        allowed = reach.allows(position[base : base + width, None], position)
+            column = base + first - start
+            seen[first : first + nodes, column : column + nodes] = ancestors(self.parents).to(device)
+            # from here on a node counts where it stands in the text, not where it is stored
+            own = torch.tensor(self.positions(), device=device)[:, None]
+            slots[base - start : base - start + width] = own[:, 0]
+        allowed = reach.allows(own, slots)
         return seen if allowed is None else seen & allowed
 
 
@@ -91,55 +103,87 @@ def ancestors(parents: Sequence[int]) -> Tensor:
     return seen
 
 
+class Run:
+    """Rows of one packed forward that have the same width, side by side: they share tensor operations.
+
+    Attributes:
+        spans: the rows.
+        start: where their tokens begin.
+        width: tokens per row.
+    """
+
+    def __init__(self, start: int, width: int) -> None:
+        self.spans: list[Span] = []
+        self.start, self.width = start, width
+        self._scratch: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        self._views: dict[Any, list[tuple[list[Tensor], list[Tensor], Tensor]]] = {}
+
+    def fold(self, query: Tensor, heads: int, groups: int) -> Sequence[Tensor]:
+        """The queries [1, Hq, S, D], per row [1, H, M, D]: those that share keys stacked, and padded.
+
+        Row i * groups + g is token i, query head g of its group: stacked, they read the keys once.
+        """
+        rows, width, size = len(self.spans), self.width, query.shape[-1]
+        key = (heads, groups, size, query.dtype, query.device)
+        if key not in self._scratch:
+            scratch = query.new_zeros(rows, heads, _padded(width * groups), size)
+            target = scratch[:, :, : width * groups].view(rows, heads, width, groups, size)
+            self._scratch[key] = target, scratch.split(1)
+        target, parts = self._scratch[key]
+        source = query[0, :, self.start : self.start + rows * width].view(heads, groups, rows, width, size)
+        target.copy_(source.permute(2, 0, 3, 1, 4))
+        return parts
+
+    def unfold(self, results: Sequence[Tensor], groups: int) -> Tensor:
+        """The inverse for what was attended: per row [1, H, M, Dv] -> [1, tokens, Hq, Dv]."""
+        turned = [result.transpose(1, 2) for result in results]
+        result = turned[0] if len(turned) == 1 else torch.cat(turned)
+        rows, _, heads, size = result.shape
+        result = result[:, : self.width * groups].reshape(rows, self.width, groups, heads, size).transpose(2, 3)
+        return result.reshape(1, rows * self.width, heads * groups, size)
+
+    def views(
+        self, reach: Reach, groups: int, query: Tensor, fine: bool
+    ) -> list[tuple[list[Tensor], list[Tensor], Tensor]]:
+        """Per row: keys and values by layer, and the additive mask [M, view] in the dtype of the queries."""
+        key = (reach, groups, query.dtype, query.device)
+        if key not in self._views:
+            found = []
+            for span in self.spans:
+                start, stop = span.view(reach, fine)
+                seen = span.visible(start, stop, reach, query.device).repeat_interleave(groups, 0)
+                mask = query.new_zeros(_padded(len(seen)), stop - start)
+                mask[: len(seen)].masked_fill_(~seen, float("-inf"))
+                found.append((*span.row.view(start, stop), mask))
+            self._views[key] = found
+        return self._views[key]
+
+
 class Plan:
     """One packed forward: where each row's tokens go and what they may see.
 
-    Built once per forward and used by every layer, so everything that layers share is made here.
+    Built once per forward and used by every layer; what layers share is made once.
 
     Args:
-        spans: the rows, sorted by width: rows of one width share tensor operations.
+        spans: the rows, sorted by width.
         layers: the index of each attention module.
         reaches: how far back each layer looks.
         fine: see `padded_view`.
     """
 
     def __init__(self, spans: Sequence[Span], layers: Mapping[Any, int], reaches: Sequence[Reach], fine: bool) -> None:
-        self.spans, self.layers, self.reaches = spans, layers, reaches
+        self.layers, self.reaches, self.fine = layers, reaches, fine
         self.widths = [len(span.tokens) for span in spans]
-        ends = [span.row.length + width for span, width in zip(spans, self.widths, strict=True)]
-        self.views = [padded_view(end, fine) for end in ends]
-        keys: list[list[Tensor]] = []
-        values: list[list[Tensor]] = []
-        targets = []
-        for span, view, end in zip(spans, self.views, ends, strict=True):
-            span.row.reserve(view)
-            for store, tensors in zip((keys, values), span.row.view(view), strict=True):
-                store.append(tensors)
-            targets.append(span.row.span(span.row.length, end))
-        self.keys = list(zip(*keys, strict=True))
-        self.values = list(zip(*values, strict=True))
-        self.targets = [
-            (*new_keys, *new_values)
-            for new_keys, new_values in zip(
-                zip(*(t[0] for t in targets), strict=True), zip(*(t[1] for t in targets), strict=True), strict=True
-            )
-        ]
-        self.runs = self._runs()
-        self._masks: dict[tuple, list[Tensor]] = {}
-        self._scratch: dict[tuple, Tensor] = {}
-
-    def _runs(self) -> list[tuple[int, int, int, int]]:
-        """Stretches of rows of one width: (first row, rows, first token, width)."""
-        runs: list[tuple[int, int, int, int]] = []
+        self.runs: list[Run] = []
+        self.targets: list[tuple[list[Tensor], list[Tensor]]] = []
         token = 0
-        for row, width in enumerate(self.widths):
-            if runs and runs[-1][3] == width:
-                first, rows, start, _ = runs[-1]
-                runs[-1] = (first, rows + 1, start, width)
-            else:
-                runs.append((row, 1, token, width))
+        for span, width in zip(spans, self.widths, strict=True):
+            if not self.runs or self.runs[-1].width != width:
+                self.runs.append(Run(token, width))
+            self.runs[-1].spans.append(span)
             token += width
-        return runs
+            span.row.reserve(span.row.length + width)
+            self.targets.append(span.row.span(span.row.length, span.row.length + width))
 
     def attention(
         self,
@@ -155,68 +199,28 @@ class Plan:
     ) -> Tensor:
         """Stores the new keys and values [1, H, S, D]; what the queries [1, Hq, S, D] see, [1, S, Hq, Dv]."""
         layer = self.layers[module]
-        torch._foreach_copy_(self.targets[layer], key.split(self.widths, 2) + value.split(self.widths, 2))
-        return self._attend(layer, self.reaches[layer], query, scale, softcap, s_aux)
-
-    def _attend(
-        self, layer: int, reach: Reach, query: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
-    ) -> Tensor:
+        heads, groups = key.shape[1], query.shape[1] // key.shape[1]
+        targets = [target[0][layer] for target in self.targets] + [target[1][layer] for target in self.targets]
+        new: tuple[Tensor, ...] = (key, value)
+        if len(self.widths) > 1:
+            new = (*key.split_with_sizes(self.widths, 2), *value.split_with_sizes(self.widths, 2))
+        torch._foreach_copy_(targets, new)
+        fused = softcap is None and s_aux is None and key.shape[-1] == value.shape[-1]
         out = []
-        for number, (first, rows, _, width) in enumerate(self.runs):
-            keys, values = self.keys[layer][first : first + rows], self.values[layer][first : first + rows]
-            heads = keys[0].shape[1]
-            groups = query.shape[1] // heads
-            masks = self._mask(number, reach, groups, query)
-            folded = self._fold(number, query, heads, groups)
-            if softcap is None and sinks is None and keys[0].shape[-1] == values[0].shape[-1]:
-                results = [
-                    scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-                    for q, k, v, mask in zip(folded, keys, values, masks, strict=True)
-                ]
-            else:
-                results = [
-                    blocked_attention(q, k, v, mask, scale, softcap, sinks)
-                    for q, k, v, mask in zip(folded, keys, values, masks, strict=True)
-                ]
-            results = [result.transpose(1, 2) for result in results]
-            result = results[0] if rows == 1 else torch.cat(results)
-            size = result.shape[-1]
-            result = result[:, : width * groups].reshape(rows, width, groups, heads, size).transpose(2, 3)
-            out.append(result.reshape(1, rows * width, heads * groups, size))
+        for run in self.runs:
+            views = run.views(self.reaches[layer], groups, query, self.fine)
+            results = [
+                scaled_dot_product_attention(q, keys[layer], values[layer], attn_mask=mask, scale=scale)
+                if fused
+                else blocked_attention(q, keys[layer], values[layer], mask, scale, softcap, s_aux)
+                for q, (keys, values, mask) in zip(run.fold(query, heads, groups), views, strict=True)
+            ]
+            out.append(run.unfold(results, groups))
         return out[0] if len(out) == 1 else torch.cat(out, 1)
 
-    def _fold(self, number: int, query: Tensor, heads: int, groups: int) -> Sequence[Tensor]:
-        """The queries of one run, per row [1, H, M, D]: those that share keys stacked, and padded.
 
-        Row i * groups + g is token i, query head g of its group: stacking them reads the keys once.
-        """
-        _, rows, start, width = self.runs[number]
-        size = query.shape[-1]
-        key = (number, heads, groups, size, query.dtype, query.device)
-        scratch = self._scratch.get(key)
-        if scratch is None:
-            padded = -(-width * groups // QUERY_ROWS) * QUERY_ROWS
-            scratch = self._scratch[key] = query.new_zeros(rows, heads, padded, size)
-        source = query[0, :, start : start + rows * width].view(heads, groups, rows, width, size)
-        target = scratch[:, :, : width * groups].view(rows, heads, width, groups, size)
-        target.copy_(source.permute(2, 0, 3, 1, 4))
-        return scratch.split(1)
-
-    def _mask(self, number: int, reach: Reach, groups: int, query: Tensor) -> list[Tensor]:
-        """Additive masks of one run, per row [M, view], in the dtype of the queries."""
-        key = (number, reach, groups, query.dtype, query.device)
-        masks = self._masks.get(key)
-        if masks is None:
-            first, rows, _, width = self.runs[number]
-            padded = -(-width * groups // QUERY_ROWS) * QUERY_ROWS
-            masks = []
-            for span, view in zip(self.spans[first : first + rows], self.views[first : first + rows], strict=True):
-                seen = span.visible(view, reach, query.device).repeat_interleave(groups, 0)
-                mask = query.new_zeros(padded, view)
-                mask[: width * groups].masked_fill_(~seen, float("-inf"))
-                masks.append(mask)
-            self._masks[key] = masks
-        return masks
+def _padded(rows: int) -> int:
+    return -(-rows // QUERY_ROWS) * QUERY_ROWS
 
 
 def blocked_attention(

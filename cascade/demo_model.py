@@ -6,7 +6,9 @@ package is never imported: it would want an engine of its own. Its file is all w
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import tempfile
@@ -78,9 +80,10 @@ def convert(source: Path, folder: Path) -> None:
         _sweep(folder)
         half = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
         try:
-            model = load(str(source), dtype="bfloat16")
-            model.module.save_pretrained(half)
-            model.tokenizer.save_pretrained(half)
+            with contextlib.redirect_stderr(io.StringIO()):  # the libraries draw progress bars of their own
+                model = load(str(source), dtype="bfloat16")
+                model.module.save_pretrained(half)
+                model.tokenizer.save_pretrained(half)
             _publish(half, folder)
         finally:
             shutil.rmtree(half, ignore_errors=True)

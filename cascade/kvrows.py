@@ -17,6 +17,7 @@ BLOCK = 512
 """Keys are attended to in blocks of this many at absolute positions."""
 
 _LAST_BLOCK = (64, 128, 192, 384)
+KEPT_VIEWS = 8  # of a row; each is a small object per layer
 
 
 def padded_view(slots: int, fine: bool = True) -> int:
@@ -84,7 +85,7 @@ class KVRow(Row):
         self.capacity = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._views: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        self._views: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
 
     def reserve(self, slots: int) -> None:
         """Makes room for `slots` slots; doubles, so that growing costs nothing in the long run."""
@@ -107,14 +108,14 @@ class KVRow(Row):
             new.append(buffer)
         return new
 
-    def view(self, slots: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of the first `slots` slots, per layer [1, H, slots, D]; not copies."""
-        views = self._views.get(slots)
-        if views is None:
-            if len(self._views) > 4:
+    def view(self, start: int, stop: int) -> tuple[list[Tensor], list[Tensor]]:
+        """As `span`, kept for the forwards to come: views change once in many tokens."""
+        key = (start, stop)
+        if key not in self._views:
+            if len(self._views) >= KEPT_VIEWS:
                 self._views.clear()
-            views = self._views[slots] = self.span(0, slots)
-        return views
+            self._views[key] = self.span(start, stop)
+        return self._views[key]
 
     def span(self, start: int, stop: int) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of slots `start` to `stop`, per layer [1, H, stop - start, D]; not copies."""

@@ -116,9 +116,13 @@ def test_the_conclusion_says_where_a_level_paid_and_why_it_was_bypassed():
     outcomes = [
         outcome("edit", [0, 0, 1], 1.0, ((1, "bypass", "x"), (2, "propose", "probe: it is back"))),
         outcome("write", [0, 1, 1], 2.1, ((3, "bypass", "alpha 0.10 under threshold 0.30: bypassed"),)),
+        outcome("think", [1, 1, 1], 2.1, ((0, "wait", "not worth a prefill"),)),
     ]
     first, last = map(str, demo_report.conclusions(outcomes))
-    assert first == "table paid in edit (2 of 3 tokens); bypassed in the end in write: alpha 0.10 under threshold 0.30."
+    assert first == (
+        "table paid in edit (2 of 3 tokens); never began in think (not worth a prefill); "
+        "bypassed in the end in write (alpha 0.10 under threshold 0.30)."
+    )
     assert last.startswith("Every text")
 
 

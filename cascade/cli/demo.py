@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +48,7 @@ def run(args: argparse.Namespace) -> int:
     capture, screen = Capture(), show.console()
     with _load(capture) as engine:
         _introduce(engine, screen)
-        outcomes = [
-            _compare(engine, capture, task, params, screen, plain_first=number % 2 == 0)
-            for number, task in enumerate(TASKS)
-        ]
+        outcomes = [_compare(engine, capture, task, params, screen, i % 2) for i, task in enumerate(TASKS)]
     demo_report.show(outcomes, screen)
     if out is not None:
         write_json(out, demo_report.record(outcomes))
@@ -106,30 +102,23 @@ def _introduce(engine: Engine, screen: Console) -> None:
 
 
 def _compare(
-    engine: Engine, capture: Capture, task: Task, params: SamplingParams, screen: Console, *, plain_first: bool
+    engine: Engine, capture: Capture, task: Task, params: SamplingParams, screen: Console, first: int
 ) -> Outcome:
-    """Decodes one task both ways; the cascade's text is shown as it comes."""
+    """Decodes one task both ways, in turns; the cascade's text is shown as it comes."""
     from cascade.cli import show
     from cascade.cli.demo_report import Outcome
-    from cascade.cli.stream import Timed, follow
-
-    prompt = [{"role": "user", "content": task.prompt}]
-    params = replace(params, stop=task.stop)
-
-    def plain() -> Timed:
-        with show.console(sys.stderr).status("the same by plain decoding, to compare"):
-            return follow(engine, capture, prompt, replace(params, speculate=False))
+    from cascade.cli.stream import race
 
     screen.print(f"\n{task.about}\n", style="bold")
-    before = plain() if plain_first else None
+    prompt, params = [{"role": "user", "content": task.prompt}], replace(params, stop=task.stop)
     painter = generate.painter(engine, screen)
     try:
-        fast = follow(engine, capture, prompt, params, painter.chunk)
+        ways = [params, replace(params, speculate=False)]
+        fast, plain = race(engine, capture, prompt, ways, painter.chunk, first)
     finally:  # also after Ctrl-C, so that the shell's prompt begins a line
         screen.print("\n")
-    outcome = Outcome(task, fast, before or plain())
-    for timed in (outcome.cascade, outcome.plain):
+    for timed in (fast, plain):
         if timed.result.error is not None:
             raise DecodeError(f"task {task.name!r}: {timed.result.error}")
     screen.print(show.authors(fast.result))
-    return outcome
+    return Outcome(task, fast, plain)

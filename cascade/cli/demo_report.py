@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cascade.cli.tasks import Task
     from cascade.request import LevelStats
 
+#: What a level's last decision can be where it does not propose, in words.
+LEFT_OUT = {"wait": "never began", "bypass": "bypassed in the end", "off": "off"}
 WIDE = 100  # columns from which the table has room to breathe
 
 
@@ -117,18 +119,17 @@ def _verdict(outcomes: Sequence[Outcome], index: int) -> Text:
     ]
     line = Text(outcomes[0].levels[index].name, screen_parts.style_of(index, len(outcomes[0].levels)))
     line.append(f" paid in {', '.join(paid)}" if paid else " paid in no task")
-    out = [(o.task.name, reason) for o in outcomes if (reason := _left_out(o.levels[index])) is not None]
-    if out:
-        line.append(f"; bypassed in the end in {', '.join(name for name, _ in out)}: {out[-1][1]}")
+    for what, words in LEFT_OUT.items():
+        out = [(o.task.name, last[2]) for o in outcomes if (last := _last(o.levels[index])) and last[1] == what]
+        if out:
+            reason = out[-1][1].removesuffix(": bypassed")
+            line.append(f"; {words} in {', '.join(name for name, _ in out)} ({reason})")
     return line.append(".")
 
 
-def _left_out(level: LevelStats) -> str | None:
-    """Why the level was not proposing when the request ended, or None if it was."""
-    if not level.decisions:
-        return None
-    _, what, reason = level.decisions[-1]
-    return None if what == "propose" else reason.removesuffix(": bypassed")
+def _last(level: LevelStats) -> tuple[int, str, str] | None:
+    """The last decision on a level: (round, what, reason)."""
+    return level.decisions[-1] if level.decisions else None
 
 
 def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,16 @@ class Capture:
     """A plugin that remembers the requests, so that an interrupted one still has a result."""
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self.requests: list[Request] = []
 
     def cascade_make_observer(self, request: Request) -> None:
         """Notes the request; wants no rounds, so it costs none."""
-        self._requests.append(request)
+        self.requests.append(request)
 
     def take(self) -> list[Result]:
         """The results of the requests that are over, and forgets them."""
-        over = [request.result() for request in self._requests if request.stats is not None]
-        self._requests.clear()
+        over = [request.result() for request in self.requests if request.stats is not None]
+        self.requests.clear()
         return over
 
 
@@ -45,18 +45,65 @@ class Timed:
     first_token_s: float
 
 
-def follow(
-    engine: Engine, capture: Capture, prompt: Any, params: SamplingParams, show: Callable[[Chunk], None] | None = None
-) -> Timed:
-    """Streams one prompt, gives each chunk to `show`, and measures only what the engine did."""
-    seconds, first = 0.0, 0.0
-    capture.take()
-    with contextlib.closing(engine.stream(prompt, params)) as chunks:  # type: ignore[type-var]
+class Stopwatch:
+    """One request, decoded a round at a time, with a clock that runs only while the engine works."""
+
+    def __init__(self, engine: Engine, capture: Capture, prompt: Any, params: SamplingParams) -> None:
+        self._chunks: Any = engine.stream(prompt, params)
+        self._capture = capture
+        self._request: Request | None = None
+        self._seconds = 0.0
+        self._first = 0.0
+        self.tokens = 0
+        self.over = False
+
+    def step(self) -> Chunk | None:
+        """The next round; None, once, when there is none."""
         began = time.perf_counter()
-        for chunk in chunks:
-            seconds += time.perf_counter() - began
-            first = first or seconds
-            if show is not None:
+        chunk: Chunk | None = next(self._chunks, None)
+        self._seconds += time.perf_counter() - began
+        self._request = self._request or self._capture.requests[-1]
+        self._first = self._first or self._seconds
+        self.over = chunk is None
+        self.tokens += len(chunk.tokens) if chunk is not None else 0
+        return chunk
+
+    def close(self) -> None:
+        """Ends the request where it is."""
+        self._chunks.close()
+
+    def timed(self) -> Timed:
+        """The figures of a request that is over."""
+        assert self._request is not None
+        return Timed(self._request.result(), self._seconds, self._first)
+
+
+def race(
+    engine: Engine,
+    capture: Capture,
+    prompt: Any,
+    params: Sequence[SamplingParams],
+    show: Callable[[Chunk], None],
+    first: int = 0,
+) -> list[Timed]:
+    """Decodes one prompt in several ways, round by round in turn, and measures each.
+
+    Whoever has the fewest tokens goes next. So whatever else the machine does while this runs slows
+    all of them alike, and their ratios stay true.
+
+    Args:
+        engine, capture: the engine, which has `capture` among its plugins.
+        prompt: as `Engine.stream` takes it.
+        params: one for each way; the chunks of the first go to `show`.
+        show: called with each chunk, while no clock runs.
+        first: which way begins.
+    """
+    capture.requests.clear()
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(contextlib.closing(Stopwatch(engine, capture, prompt, each))) for each in params]
+        while waiting := [run for run in runs if not run.over]:
+            run = min(waiting, key=lambda run: (run.tokens, run is not runs[first]))
+            chunk = run.step()
+            if run is runs[0] and chunk is not None:
                 show(chunk)
-            began = time.perf_counter()
-    return Timed(capture.take()[0], seconds, first)
+        return [run.timed() for run in runs]
