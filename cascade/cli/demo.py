@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cascade.config import CascadeConfig, SamplingParams
     from cascade.engine import Engine
 
-LOADING_STEPS = 6  # the conversion, two models, the measuring, the warm-up: a bar needs an end
+LOADING_STEPS = 7  # what the engine reports while it loads two models, and the warm-up: a bar needs an end
 
 
 def add(subparsers: Any) -> None:
@@ -74,10 +74,11 @@ def _load(capture: Capture) -> Engine:
     from cascade.cli import show
     from cascade.cli.tasks import WARM_UP
     from cascade.config import SamplingParams
-    from cascade.demo_model import demo_model
+    from cascade.demo_model import NAME, cache_root, complete, demo_model
     from cascade.engine import Engine
 
-    with show.loading(LOADING_STEPS, lines=True) as progress:
+    fresh = not complete(cache_root() / NAME)
+    with show.loading(LOADING_STEPS + fresh, lines=True) as progress:
         folder = demo_model(progress)
         config = cascade_of(str(folder))
         engine = Engine(config, plugins=plugins.create(*config.plugins, capture), progress=progress)

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         for plugin in trace:
             stack.callback(plugin.close)
-        with show.loading(len(config.levels) + 1) as progress:
+        with show.loading(2 * len(config.levels)) as progress:
             engine = stack.enter_context(Engine(config, plugins=plugins, progress=progress))
         if args.json:
             return _json(engine, capture, prompt, params)
