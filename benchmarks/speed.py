@@ -28,8 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import torch
 
 from cascade import CascadeConfig, Engine, LevelConfig, Result, SamplingParams
-from cascade.cli.demo import TASKS
-from cascade.demo_model import ensure_demo_model
+from cascade.cli.tasks import TASKS
+from cascade.demo_model import demo_model
 
 FILLER = (
     "The harbour lay still that morning. Boats leaned on their ropes, gulls walked the quay, and the first "
@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    engine = build(args.model or str(ensure_demo_model()), max_batch=8)
+    engine = build(args.model or str(demo_model()), max_batch=8)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(engine.summary())
     out: dict[str, dict[str, float]] = {}

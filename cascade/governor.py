@@ -126,7 +126,9 @@ class Governor:
         own: list[tuple[int, Ask]] = []
         passed: list[tuple[int, Ask]] = []
         for i, ask in enumerate(asks):
-            if ask.cap <= 0:
+            # A prompt's own forward is bound by arithmetic: drafts would delay the first token, and soon
+            # there are plenty of rounds.
+            if ask.cap <= 0 or ask.context.committed == ask.prompt_length:
                 continue
             k = self._decide(ask, verifier, len(asks))
             if k:

@@ -155,6 +155,8 @@ def _try_out(model: TransformersModel) -> ProbeResult:
             failure.__cause__ = error
         else:
             model.probed, model.trees, model.exactness = found, found.trees, found.exactness
+            if not packed:
+                model.exactness += "; its attention code is its own: one row per forward"
             model.width, model.fine = found.width or 1, found.fine
             return found
     assert failure is not None

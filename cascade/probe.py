@@ -19,10 +19,11 @@ from torch import Tensor
 from cascade.errors import LoadError
 from cascade.rows import Feed, Row
 
-TOLERANCE = {"float64": 1e-6, "float32": 2e-3, "float16": 0.15, "bfloat16": 0.15, "int8": 0.4}
+TOLERANCE = {"float64": 1e-4, "float32": 2e-3, "float16": 0.15, "bfloat16": 0.15, "int8": 0.4}
 """How far a token's logits may lie apart on average, as a share of their spread.
 
-Rounding alone, amplified by 30 layers over a nonsense text, makes 0.05 in bfloat16 and 0.2 in int8.
+Rounding alone, amplified by 30 layers over a nonsense text, makes 0.05 in bfloat16 and 0.2 in int8; and
+some models take a softmax in float32 whatever their dtype.
 """
 
 LENGTH = 24  # tokens of the texts; longer than the windows of small test models

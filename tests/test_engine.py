@@ -200,10 +200,9 @@ def test_origins_name_the_level_that_first_proposed() -> None:
         ]
     )
     origins = engine.generate(PROMPTS[0], GREEDY).origins
-    # The first round has no draft model yet: the oracle's two tokens and the target's own. Then, per
-    # round of the target: two rounds of the draft model (two of the oracle, one of its own), one own.
-    assert origins[:3] == [0, 0, 2]
-    assert origins[3:10] == [0, 0, 1, 0, 0, 1, 2]
+    # The prompt's round drafts nothing. Then, per round of the target: two rounds of the draft model
+    # (two tokens of the oracle, one of its own), and the target's own token.
+    assert origins[:8] == [2, 0, 0, 1, 0, 0, 1, 2]
 
 
 def test_a_tail_is_verified_by_the_level_above() -> None:
@@ -218,7 +217,7 @@ def test_a_tail_is_verified_by_the_level_above() -> None:
         result = build(levels).generate(PROMPTS[0], GREEDY)
         assert result.tokens == free
         if kind == "oracle":
-            assert result.origins[3:12] == [0, 0, 1, 0, 0, 2, 0, 0, 1]  # 3 of the draft model, a tail of 2, one own
+            assert result.origins[:8] == [2, 0, 0, 1, 0, 0, 2, 0]  # 3 of the draft model, a tail of 2, one own
     with pytest.raises(ConfigError, match="tail=True"):
         build([LevelConfig(model=ToyModel(), name="draft", tail=True), LevelConfig(model=target, name="target")])
 

@@ -1,0 +1,470 @@
+"""The transformers adapter on tiny random models: packed rows, trees, windows, rewinds, and models left alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import FAMILIES, FOUR, LENGTH, VOCAB, WINDOW, padded_head, tiny, tiny_folder, tokenizer
+
+from cascade.attention import Reach
+from cascade.errors import LoadError, PromptError
+from cascade.kvrows import BLOCK, KVRow, padded_view
+from cascade.model import TransformersModel, load, same_tokenizer
+from cascade.rows import Feed
+from cascade.survey import reach_of
+
+EVERY = [name for name in FAMILIES if name != "mamba"]
+TREES = [name for name in EVERY if name != "bloom"]
+CLOSE = {"rtol": 0, "atol": 1e-4}  # float64; but some models take their softmax in float32
+
+
+def driven(family: str, **changes: Any) -> TransformersModel:
+    """A model that has been surveyed, not probed: these tests check what the probe checks, and more."""
+    dtype = torch.float32 if family == "gpt_oss" else torch.float64  # its experts know no float64
+    model = TransformersModel(tiny(family, dtype, **changes), family)
+    model.survey(packed=family != "bloom")
+    return model
+
+
+def plain(model: TransformersModel, ids: Sequence[int]) -> torch.Tensor:
+    return model.reference([ids])[0]
+
+
+def ids_of(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB), k=length)
+
+
+# -- packed rows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_ragged_rows_give_what_each_gives_alone(family: str) -> None:
+    model, rng = driven(family), random.Random(1)
+    texts = [ids_of(seed, 40 + 3 * seed) for seed in range(4)]  # well past the windows
+    rows = [model.new_row() for _ in texts]
+    found: list[list[torch.Tensor]] = [[] for _ in texts]
+    while any(row.length < len(text) for row, text in zip(rows, texts, strict=True)):
+        feeds, who = [], []
+        for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            count = min(rng.choice((0, 1, 1, 2, 5, 13)), len(text) - row.length)
+            if count:
+                feeds.append(Feed(row, text[row.length : row.length + count], count))
+                who.append(i)
+        if feeds:
+            logits = model.forward(feeds).split([feed.keep for feed in feeds])
+            for i, part in zip(who, logits, strict=True):
+                found[i].append(part)
+    for text, parts in zip(texts, found, strict=True):
+        torch.testing.assert_close(torch.cat(parts), plain(model, text), **CLOSE)
+
+
+@pytest.mark.parametrize("family", FOUR)
+def test_only_kept_tokens_have_logits_in_the_order_of_the_feeds(family: str) -> None:
+    model = driven(family)
+    texts = [ids_of(1, 9), ids_of(2, 3), ids_of(3, 17), ids_of(4, 3)]
+    feeds = [Feed(model.new_row(), text, keep) for text, keep in zip(texts, (2, 3, 0, 1), strict=True)]
+    logits = model.forward(feeds)
+    wanted = [plain(model, texts[0])[-2:], plain(model, texts[1]), plain(model, texts[3])[-1:]]
+    torch.testing.assert_close(logits, torch.cat(wanted), **CLOSE)
+    assert [feed.row.length for feed in feeds] == [9, 3, 17, 3]
+    assert model.forward([Feed(model.new_row(), texts[0], 0)]).shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom"])
+def test_long_prompts_go_in_pieces_and_buffers_grow(family: str) -> None:
+    model = driven(family, **({} if family == "bloom" else {"max_position_embeddings": 2048}))
+    text = ids_of(1, 1100)
+    row = model.new_row()
+    logits = [model.forward([Feed(row, text[:1030], 6)])]  # 512 + 512 + 6
+    logits.append(model.forward([Feed(row, text[1030:], 70), Feed(model.new_row(), text[:2], 0)]))
+    torch.testing.assert_close(torch.cat(logits), plain(model, text)[1024:], **CLOSE)
+    assert row.length == 1100
+    assert row.capacity % BLOCK == 0
+    assert row.ids[:1100].tolist() == text
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 520])
+def test_pieces_leave_what_must_stay_together(length: int) -> None:
+    model = driven("llama", max_position_embeddings=1024)
+    text = ids_of(1, length)
+    row = model.new_row()
+    logits = model.forward([Feed(row, text, 9, parents=[-1, 0, 1, 2, 3, 4, 5, 6])])
+    torch.testing.assert_close(logits, plain(model, text)[-9:], **CLOSE)
+
+
+def test_logits_are_ordinary_tensors() -> None:
+    model = driven("llama")
+    logits = model.forward([Feed(model.new_row(), [5, 6], 2)])
+    logits.mul_(2)  # forbidden on tensors of inference mode
+    assert not logits.requires_grad
+    assert not logits.is_inference()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+@pytest.mark.parametrize("width", [2, 8])
+def test_dummies_fill_the_width_up_to_the_last_position(family: str, width: int) -> None:
+    limit = {"gpt2": "n_positions", "bloom": "seq_length"}.get(family, "max_position_embeddings")
+    model = driven(family, **{limit: 24})
+    model.width, text = width, ids_of(1, 24)
+    row, found = model.new_row(), []
+    for token in text:
+        found.append(model.forward([Feed(row, [token], 1)]))
+        assert row.length == len(found)
+    torch.testing.assert_close(torch.cat(found), plain(model, text), **CLOSE)
+
+
+def test_a_failed_forward_leaves_rows_as_they_were(monkeypatch) -> None:
+    model, text = driven("llama"), ids_of(1, 12)
+    row = model.new_row()
+    model.forward([Feed(row, text[:8], 1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(model.module.lm_head, "forward", lambda x: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.forward([Feed(row, text[8:], 4)])
+    assert row.length == 8
+    torch.testing.assert_close(model.forward([Feed(row, text[8:], 4)]), plain(model, text)[8:], **CLOSE)
+
+
+# -- rewinding, trees, copies ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_rewound_row_is_as_good_as_new(family: str) -> None:
+    model, text = driven(family), ids_of(1, 50)
+    row = model.new_row()
+    model.forward([Feed(row, text[:30] + ids_of(2, 20), 1)])
+    row.crop(30)
+    torch.testing.assert_close(model.forward([Feed(row, text[30:], 20)]), plain(model, text)[30:], **CLOSE)
+
+
+def random_tree(rng: random.Random, size: int) -> list[int]:
+    return [rng.randint(-1, node - 1) for node in range(size)]
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+@pytest.mark.parametrize("family", TREES)
+@pytest.mark.parametrize("context", [5, 30])
+def test_every_path_of_a_tree_is_a_chain(family: str, context: int) -> None:
+    model, rng = driven(family), random.Random(context)
+    model.width = 8
+    texts, sizes = [ids_of(i, context + i) for i in range(3)], (1, 6, 12)
+    trees = [(ids_of(9 + size, size), random_tree(rng, size)) for size in sizes]
+    rows = [model.new_row() for _ in texts]
+    model.forward([Feed(row, text[:-2], 1) for row, text in zip(rows, texts, strict=True)])
+    feeds = [
+        Feed(row, text[-2:] + nodes, len(nodes) + 1, parents)
+        for row, text, (nodes, parents) in zip(rows, texts, trees, strict=True)
+    ]
+    logits = model.forward(feeds).split([feed.keep for feed in feeds])
+    for row, text, (nodes, parents), found in zip(rows, texts, trees, logits, strict=True):
+        torch.testing.assert_close(found[:1], plain(model, text)[-1:], **CLOSE)
+        for node in range(len(nodes)):
+            chain = text + [nodes[i] for i in path_to(parents, node)]
+            torch.testing.assert_close(found[node + 1], plain(model, chain)[-1], **CLOSE)
+        path = path_to(parents, rng.randrange(len(nodes)))
+        row.keep(len(text), path)
+        kept = text + [nodes[i] for i in path] + ids_of(77, 3)
+        assert row.ids[: row.length].tolist() == kept[:-3]
+        found = model.forward([Feed(row, kept[-3:], 3)])
+        torch.testing.assert_close(found, plain(model, kept)[-3:], **CLOSE)
+
+
+def test_a_fork_shares_nothing() -> None:
+    model, text = driven("gemma3"), ids_of(1, 30)
+    row = model.new_row()
+    model.forward([Feed(row, text[:20], 1)])
+    fork = row.fork()
+    model.forward([Feed(row, ids_of(2, 10), 1)])
+    torch.testing.assert_close(model.forward([Feed(fork, text[20:], 10)]), plain(model, text)[20:], **CLOSE)
+    assert isinstance(fork, KVRow)
+    assert (row.length, fork.length) == (30, 30)
+
+
+# -- layers and views ------------------------------------------------------------------------------
+
+
+def test_layers_are_asked_how_far_they_see() -> None:
+    assert driven("llama")._survey.reaches == [Reach(), Reach()]
+    assert driven("mistral")._survey.reaches == [Reach("window", WINDOW)] * 2
+    assert driven("gemma3")._survey.reaches == [Reach("window", WINDOW), Reach(), Reach("window", WINDOW)]
+    assert driven("mistral", sliding_window=LENGTH)._survey.reaches == [Reach(), Reach()]
+
+
+@pytest.mark.parametrize("limit", [24, 4096])
+@pytest.mark.parametrize("reach", [Reach(), Reach("window", 7), Reach("chunk", 8), Reach("chunk", 5)])
+def test_a_masks_rule_is_recognised(reach: Reach, limit: int) -> None:
+    def rule(batch, head, query, key):
+        allowed = reach.allows(query, key)
+        return (key <= query) if allowed is None else (key <= query) & allowed
+
+    assert reach_of(rule, limit) == reach
+
+
+def test_a_rule_of_another_kind_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="neither causal nor a window nor chunks"):
+        reach_of(lambda batch, head, query, key: key <= query + 3, 64)
+
+
+def test_views_are_never_smaller_than_what_is_used() -> None:
+    for slots in range(1, 2000):
+        assert slots <= padded_view(slots) <= padded_view(slots, fine=False) < slots + BLOCK
+    assert [padded_view(n) for n in (1, 65, 193, 385, 513)] == [64, 128, 384, 512, 576]
+
+
+@pytest.mark.parametrize("size", [100, 600])
+def test_far_blocks_are_skipped_and_nothing_changes(size: int) -> None:
+    model = driven("mistral", sliding_window=size, max_position_embeddings=4096)
+    text, row = ids_of(1, 1600), model.new_row()
+    model.forward([Feed(row, text[:-9], 1)])
+    found = model.forward([Feed(row, text[-9:], 9)])
+    torch.testing.assert_close(found, plain(model, text)[-9:], **CLOSE)
+    assert min(start for start, _ in row._views) == 0
+    assert max(start for start, _ in row._views) == (1591 - size + 1) // BLOCK * BLOCK
+
+
+# -- a model object stays its owner's --------------------------------------------------------------
+
+
+def greedy(module: Any) -> list[int]:
+    ids = torch.tensor([ids_of(1, 12)])
+    return module.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)[0].tolist()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FOUR)
+def test_a_models_owner_can_go_on_using_it(family: str, attention: str) -> None:
+    module = tiny(family)
+    module.set_attn_implementation(attention)
+    before = greedy(module)
+    model = load(module)
+    model.forward([Feed(model.new_row(), ids_of(1, 12), 1)])
+    assert model.module is module
+    assert module.config._attn_implementation == attention
+    assert greedy(module) == before
+
+
+def test_training_mode_neither_drops_out_nor_gets_lost() -> None:
+    module = tiny("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    module.train()
+    module.transformer.drop.eval()
+    model, text = load(module), ids_of(1, 12)
+    module.train()
+    module.transformer.drop.eval()
+    first = model.forward([Feed(model.new_row(), text, 12)])
+    assert torch.equal(first, model.forward([Feed(model.new_row(), text, 12)]))
+    model.close()
+    assert module.training
+    assert not module.transformer.drop.training
+
+
+def test_threads_do_not_meet() -> None:
+    """Two threads drive one model while its owner generates with it in a third."""
+    module = tiny("llama")
+    model, text = load(module), ids_of(1, 20)
+    wanted, alone = plain(model, text), greedy(module)
+    wrong: list[str] = []
+
+    def drive() -> None:
+        for _ in range(25):
+            row = model.new_row()
+            model.forward([Feed(row, text[:13], 1)])
+            found = model.forward([Feed(row, text[13:], 7)])
+            if not torch.allclose(found, wanted[13:], atol=1e-6):
+                wrong.append("driven")
+
+    def own() -> None:
+        for _ in range(6):
+            if greedy(module) != alone:
+                wrong.append("generated")
+
+    threads = [threading.Thread(target=work) for work in (drive, drive, own)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert module.config._attn_implementation == "sdpa"
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory)
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(folder) -> None:
+    lines: list[str] = []
+    model = load(str(folder), dtype="bfloat16", progress=lines.append)
+    assert (model.name, model.dtype, model.end_ids, model.max_length) == (folder.name, "bfloat16", (2,), LENGTH)
+    assert model.vocab_size == len(model.tokenizer) == 259
+    ids = model.encode("héllo")
+    assert model.decode(ids) == "héllo"
+    chat = model.encode([{"role": "user", "content": "hi"}])
+    assert model.decode(chat) == "user: hi\nassistant: "
+    assert model.decode([*ids, 2]) == "héllo"
+    assert model.decode([2], skip_special_tokens=False) == "</s>"
+    assert model.encode([5, 6]) == [5, 6]
+    assert any("trying out" in line for line in lines)
+    assert load(folder, dtype="float32", max_length=100).max_length == 100
+
+
+def test_surplus_of_a_padded_head_is_cut_off() -> None:
+    model = load(padded_head(), tokenizer=tokenizer())
+    assert model.vocab_size == VOCAB
+    assert load(padded_head()).vocab_size == VOCAB + 45
+    logits = model.forward([Feed(model.new_row(), ids_of(1, 30), 30)])
+    assert logits.shape == (30, VOCAB)
+    assert model.reference([ids_of(1, 30)]).argmax(-1).max() < VOCAB
+
+
+def test_self_is_a_copy_in_another_dtype(folder) -> None:
+    target = load(str(folder), dtype="bfloat16")
+    wide = load("self", dtype="float64", target=target)
+    assert (wide.dtype, wide.name) == ("float64", "tiny-llama in float64")
+    assert wide.tokenizer is target.tokenizer
+    assert load("self", dtype="bfloat16", target=target).module is target.module
+    text = ids_of(1, 20)
+    torch.testing.assert_close(plain(wide, text).bfloat16(), plain(target, text), rtol=0.05, atol=0.05)
+    with pytest.raises(LoadError, match="needs a dtype"):
+        load("self", target=target)
+    with pytest.raises(LoadError, match="copy of the target"):
+        load("self", dtype="int8")
+
+
+def test_a_model_object_is_copied_only_where_it_must_be() -> None:
+    module = tiny("llama", torch.float32)
+    assert load(module).dtype == "float32"
+    copied = load(module, dtype="bfloat16")
+    assert copied.module is not module
+    assert (copied.dtype, module.dtype) == ("bfloat16", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        ("./nothing", "no model at './nothing': no such file or folder"),
+        ("some/where/else", "no model at 'some/where/else': no such file or folder"),
+        ("model.gguf", "no model at 'model.gguf': no such file or folder"),
+        ("what is this", "no model at 'what is this': no such file or folder"),
+        (7, "cannot make a model of a int"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(ref: Any, message: str) -> None:
+    with pytest.raises(LoadError, match=message.replace(".", r"\.")) as caught:
+        load(ref)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_or_file_without_a_model_is_refused(tmp_path) -> None:
+    with pytest.raises(LoadError, match=r"the folder has no config\.json"):
+        load(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(LoadError, match="cannot load the model") as caught:
+        load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    (tmp_path / "bad.gguf").write_text("no")
+    with pytest.raises(LoadError, match=r"bad\.gguf"):
+        load(str(tmp_path / "bad.gguf"))
+
+
+def test_an_unreachable_hub_is_one_line(monkeypatch) -> None:
+    def unreachable(*args: Any, **kwargs: Any) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co'.\nCheck your internet connection.")
+
+    monkeypatch.setattr("cascade.model.AutoModelForCausalLM.from_pretrained", unreachable)
+    with pytest.raises(LoadError, match=r"^cannot load the model 'some/model': We couldn't connect to '.*'\.$"):
+        load("some/model", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: tiny("mamba"), "MambaForCausalLM has .* cannot be rewound"),
+        (lambda: tiny("llama").model, "LlamaModel has no language model head"),
+        (lambda: torch.nn.Linear(2, 2), "Linear is no language model"),
+    ],
+)
+def test_models_that_cannot_serve_are_refused_by_name(module: Any, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        load(module())
+
+
+def test_a_gguf_file_becomes_an_ordinary_model(tmp_path) -> None:
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    module = tiny("llama", torch.float32, tie_word_embeddings=False)
+    write_gguf(gguf, module, tmp_path / "small.gguf")
+    model = load(str(tmp_path / "small.gguf"), dtype="float32")
+    assert (model.name, model.dtype, model.tokenizer) == ("small", "float32", None)
+    text = ids_of(1, 12)
+    torch.testing.assert_close(plain(model, text), plain(load(module), text), rtol=0, atol=1e-4)
+    model.module.save_pretrained(tmp_path / "saved")
+    assert load(str(tmp_path / "saved"), dtype="float32").vocab_size == VOCAB
+
+
+def write_gguf(gguf: Any, module: Any, path: Any) -> None:
+    config, writer = module.config, gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, tensor in module.state_dict().items():
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        for part, count in heads.items():  # GGUF interleaves what rotates together
+            if part in key:
+                tensor = tensor.view(count, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        name = names.get_name(key.removesuffix(".weight")) + ".weight"
+        writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def test_prompts_that_need_what_is_missing_are_refused() -> None:
+    bare = driven("llama")
+    assert bare.decode([5, 6]) == "5 6"
+    with pytest.raises(PromptError, match="llama has no tokenizer"):
+        bare.encode("hello")
+    with pytest.raises(PromptError, match="a list of token ids or chat messages, not int"):
+        bare.encode(7)
+    bare.tokenizer = tokenizer()
+    bare.tokenizer.chat_template = None
+    with pytest.raises(PromptError, match="no chat template"):
+        bare.encode([{"role": "user", "content": "hi"}])
+    bare.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(PromptError, match="refuses these messages: roles must alternate"):
+        bare.encode([{"role": "user", "content": "hi"}])
+
+
+def test_tokenizers_are_compared_by_what_ids_mean() -> None:
+    class Named:
+        def __init__(self, name: str, tokenizer: Any) -> None:
+            self.name, self.tokenizer = name, tokenizer
+
+    same_tokenizer(Named("a", tokenizer()), Named("b", tokenizer()))
+    same_tokenizer(Named("a", tokenizer()), Named("b", None))
+    with pytest.raises(LoadError, match=r"a and b .* id 211 is unused in the one and '.*' in the other"):
+        same_tokenizer(Named("a", tokenizer()), Named("b", tokenizer(230)))
