@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny import FAMILIES, FOUR, LENGTH, VOCAB, WINDOW, padded_head, tiny, tiny_folder, tokenizer
 
 from cascade.attention import Reach
 from cascade.errors import LoadError, PromptError
@@ -17,6 +16,7 @@ from cascade.kvrows import BLOCK, KVRow, padded_view
 from cascade.model import TransformersModel, load, same_tokenizer
 from cascade.rows import Feed
 from cascade.survey import reach_of
+from tests.tiny import FAMILIES, FOUR, LENGTH, VOCAB, WINDOW, padded_head, tiny, tiny_folder, tokenizer
 
 EVERY = [name for name in FAMILIES if name != "mamba"]
 TREES = [name for name in EVERY if name != "bloom"]
