@@ -29,7 +29,7 @@ from cascade.driving import NAME, current_job, driving, own_attention
 from cascade.errors import LoadError
 from cascade.kvrows import KVRow
 from cascade.packing import PackedModel
-from cascade.probe import ProbeResult
+from cascade.probe import ProbeResult, narrowest_product
 from cascade.prompts import encode, first_line
 from cascade.prompts import same_tokenizer as same_tokenizer
 from cascade.rows import Feed
@@ -226,6 +226,10 @@ class TransformersModel(PackedModel):
         with torch.inference_mode():
             logits = self.module(input_ids=torch.tensor(texts, device=self.device), use_cache=False).logits
         return logits[..., : self.vocab_size].clone()
+
+    def narrowest(self) -> int:
+        """From how many tokens on the module's layers give the same bits as for more."""
+        return narrowest_product(self.module)
 
     def _score(self, feeds: Sequence[Feed]) -> Tensor:
         if self.packed or len(feeds) == 1:

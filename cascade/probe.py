@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cascade.errors import LoadError
 from cascade.rows import Feed, Row
@@ -27,12 +27,15 @@ some models take a softmax in float32 whatever their dtype.
 """
 
 LENGTH = 24  # tokens of the texts; longer than the windows of small test models
-PIECES = (40, 3)  # a prompt is read in these, and at once
+PIECES = (40, 11)  # a prompt is read in these, and at once
 STEPS = 16  # tokens compared for their bits
 LONG = (1016, 2040)  # contexts from which STEPS tokens cross 1,024 and 2,048 keys
 WIDTHS = (1, 2, 4, 8)
-MIXES = ((7, 1, 8), (1, 5, 2), (2, 1, 2), (0, 4, 0), (1, 1, 1), (2, 0, 0), (0, 1, 1), (0, 0, 1))
+MIXES = ((7, 1, 8), (3, 5, 1), (1, 5, 2), (2, 1, 2), (0, 4, 0), (1, 1, 1), (2, 0, 0), (0, 1, 1), (0, 0, 1))
 """Forwards whose bits are compared: tokens per row, 16 down to 1 in all."""
+
+PRODUCTS = (17, 16, 12, 9, 8, 7, 6, 5, 4, 3, 2, 1)
+"""Tokens in the matrix products whose bits are compared."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def probe(model: Any) -> ProbeResult:
 
     Args:
         model: a `CausalModel`. Where it has `reference(texts) -> logits [R, L, V]`, that is what packed
-            forwards are compared with; else they are compared with reading one row at once.
+            forwards are compared with, else with reading one row at once. Where it has `narrowest()`,
+            no smaller width is believed: see `narrowest_product`.
 
     Raises:
         LoadError: packed rows or a rewound cache give other logits than plain reading does.
@@ -143,7 +147,9 @@ class _Trial:
 
     def bits(self) -> tuple[int | None, bool, int]:
         """The smallest width from which bits stay the same, with which views, and the longest context tried."""
-        longest = 0
+        longest, least = 0, self.model.narrowest() if hasattr(self.model, "narrowest") else 1
+        if least > max(WIDTHS):
+            return None, True, longest
         for fine in (True, False) if hasattr(self.model, "fine") else (True,):
             if hasattr(self.model, "fine"):
                 self.model.fine = fine
@@ -152,10 +158,10 @@ class _Trial:
             *wanted, whole, pieces = self._step(rows, (steps, steps, steps, 2, 2))
             if not torch.equal(whole, pieces):
                 continue
-            mixes = [mix for mix in MIXES if max(mix) <= steps]
-            different = next((mix for mix in mixes if not self._same(rows[:3], mix, wanted)), ())
+            mixes = [mix for mix in MIXES if max(mix) <= steps and sum(mix) >= least]
+            different = next((sum(mix) for mix in mixes if not self._same(rows[:3], mix, wanted)), 0)
             for width in WIDTHS:
-                if width > sum(different):
+                if width > different and width >= least:
                     return width, fine, longest
         return None, True, longest
 
@@ -199,3 +205,48 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     spread = (expected - expected.mean(-1, keepdim=True)).square().mean(-1).sqrt()
     errors = (found - expected).square().mean(-1).sqrt() / spread.clamp_min(1e-30)
     return float(errors.mean()) if errors.isfinite().all() else float("inf")
+
+
+def narrowest_product(module: nn.Module) -> int:
+    """From how many tokens on the linear layers' products have the same bits as wider ones.
+
+    Layers show by themselves what a whole model may hide for a long while in its rounding: one of each
+    shape is tried. The head is left out, since its products are the logits.
+    """
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    layers: dict[Any, tuple[Any, int, int]] = {}
+    for part in module.modules():
+        outputs = getattr(part, "out_features", None) or getattr(part, "nf", None)  # nf: GPT-2's transposed layer
+        if outputs and part is not head:
+            inputs = getattr(part, "in_features", None) or cast(Tensor, part.weight).shape[0]
+            layers.setdefault((type(part), inputs, outputs), (part, inputs, outputs))
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    with torch.inference_mode():
+        return max((_widest_difference(*layer, dtype) for layer in layers.values()), default=0) + 1
+
+
+def _widest_difference(layer: Any, inputs: int, outputs: int, dtype: torch.dtype) -> int:
+    """The largest tried number of tokens with other bits than 32 at once have; 0 for none."""
+    x = _revealing(layer, inputs, outputs).to(dtype)
+    whole = layer(x)
+    tries = max(2, (1 << 24) // (inputs * outputs))
+    for count in PRODUCTS:
+        for start in range(0, min(32 - count, tries * count), count):
+            if not torch.equal(layer(x[:, start : start + count]), whole[:, start : start + count]):
+                return count
+    return 0
+
+
+def _revealing(layer: Any, inputs: int, outputs: int) -> Tensor:
+    """32 tokens [1, 32, inputs] that almost cancel in the first outputs of a layer.
+
+    What is left there of large terms is small, so a sum taken in another order shows in its first digits.
+    """
+    weight = getattr(layer, "weight", None)
+    device = torch.device("cpu") if weight is None else weight.device
+    x = (torch.arange(32 * inputs, device=device) * 7919 % 1013 / 256 - 2).sin().view(32, inputs)
+    if weight is not None:
+        rows = (weight if weight.shape[0] == outputs else weight.t())[: min(16, inputs // 2)].float()
+        basis = torch.linalg.qr(rows.t()).Q
+        x = x - x @ basis @ basis.t()
+    return x[None]

@@ -229,7 +229,6 @@ def test_far_blocks_are_skipped_and_nothing_changes(size: int) -> None:
     model.forward([Feed(row, text[:-9], 1)])
     found = model.forward([Feed(row, text[-9:], 9)])
     torch.testing.assert_close(found, plain(model, text)[-9:], **CLOSE)
-    assert min(start for start, _ in row._views) == 0
     assert max(start for start, _ in row._views) == (1591 - size + 1) // BLOCK * BLOCK
 
 

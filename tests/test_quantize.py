@@ -1,0 +1,140 @@
+"""int8 copies: close to their model, the same bits in any company, and nothing taken from the original."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from tests.tiny import FOUR, VOCAB, tiny
+from torch import nn
+
+from cascade import quantize
+from cascade.errors import LoadError
+from cascade.model import load
+from cascade.quantize import Float32Embedding, Int8Linear, quantized
+from cascade.rows import Feed
+
+pytestmark = pytest.mark.skipif(
+    "onednn" not in torch.backends.quantized.supported_engines
+    and "fbgemm" not in torch.backends.quantized.supported_engines,
+    reason="this build of torch has no int8 kernels",
+)
+
+
+def linear(inputs: int = 96, outputs: int = 80, bias: bool = True) -> tuple[nn.Linear, torch.Generator]:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    for parameter in layer.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    return layer, generator
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shift", [0.0, 3.0, -20.0])
+def test_a_layer_is_close_to_the_one_it_stands_for(bias: bool, shift: float) -> None:
+    layer, generator = linear(bias=bias)
+    x = torch.randn(2, 7, 96, generator=generator) + shift
+    x[0, 0] *= 1000  # one huge token must not coarsen the others
+    found, wanted = Int8Linear(layer.weight, layer.bias)(x), layer(x)
+    assert found.dtype == torch.float32
+    error = (found - wanted).norm(dim=-1) / (x.std(-1) * layer.weight.norm())
+    assert error.max() < 0.02
+
+
+def test_a_token_has_the_same_bits_in_any_company() -> None:
+    layer, generator = linear()
+    eight, x = Int8Linear(layer.weight, layer.bias), torch.randn(40, 96, generator=generator)
+    x[5] *= 100
+    alone = torch.cat([eight(row[None]) for row in x])
+    for count in (2, 3, 8, 40):
+        assert torch.equal(eight(x[:count]), alone[:count])
+
+
+def test_constant_and_empty_inputs_are_no_special_case() -> None:
+    layer, _ = linear()
+    eight = Int8Linear(layer.weight, layer.bias)
+    torch.testing.assert_close(eight(torch.zeros(3, 96)), layer.bias.expand(3, -1).detach())
+    torch.testing.assert_close(eight(torch.full((1, 96), 2.0)), layer(torch.full((1, 96), 2.0)), rtol=0.02, atol=0.5)
+    assert eight(torch.zeros(0, 96)).shape == (0, 80)
+
+
+@pytest.mark.parametrize("steps", [255, 127])
+def test_both_ranges_of_activations_work(steps: int, monkeypatch) -> None:
+    monkeypatch.setattr(quantize, "activation_steps", lambda: steps)
+    layer, generator = linear()
+    x = torch.randn(3, 96, generator=generator)
+    torch.testing.assert_close(Int8Linear(layer.weight, layer.bias)(x), layer(x).detach(), rtol=0, atol=1.5)
+
+
+@pytest.mark.parametrize("family", FOUR)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_copy_agrees_with_its_model(family: str, dtype: torch.dtype) -> None:
+    target = load(tiny(family, dtype))
+    draft = load("self", dtype="int8", target=target)
+    assert (draft.dtype, draft.vocab_size, draft.end_ids) == ("int8", VOCAB, target.end_ids)
+    text = random.Random(1).choices(range(VOCAB), k=60)
+    found, wanted = (m.forward([Feed(m.new_row(), text, 60)]).float() for m in (draft, target))
+    assert found.dtype == torch.float32
+    assert ((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).mean() < 0.1
+    assert (found.argmax(-1) == wanted.argmax(-1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("family", FOUR)
+def test_embeddings_are_shared_and_the_original_is_left_alone(family: str) -> None:
+    module = tiny(family, torch.bfloat16).train()
+    before = {key: (value.data_ptr(), value.clone()) for key, value in module.state_dict().items()}
+    twin = quantized(module, family)
+    table = module.get_input_embeddings().weight
+    assert twin.get_input_embeddings().weight.data_ptr() == table.data_ptr()
+    assert not [name for name, part in twin.named_modules() if type(part).__name__ in ("Linear", "Conv1D", "Embedding")]
+    assert isinstance(twin.get_output_embeddings(), Int8Linear)
+    assert {tensor.dtype for tensor in (*twin.parameters(), *twin.buffers()) if tensor.is_floating_point()} <= {
+        torch.float32
+    }
+    assert all(part.training for part in module.modules())
+    for key, value in module.state_dict().items():
+        assert (value.data_ptr(), value.dtype) == (before[key][0], torch.bfloat16)
+        assert torch.equal(value, before[key][1])
+
+
+def test_a_copy_is_a_target_only_where_the_probe_allows_it(monkeypatch) -> None:
+    module = tiny("llama", torch.float32)
+    assert load(module, dtype="int8").probed.width  # integer sums: the same bits in any company
+
+    def per_forward(self: Int8Linear, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic(x.float(), self._packed, False)
+
+    monkeypatch.setattr(Int8Linear, "forward", per_forward)
+    monkeypatch.setitem(__import__("cascade.probe").probe.TOLERANCE, "int8", 2.0)
+    with pytest.raises(LoadError, match="LlamaForCausalLM in int8 cannot be a target"):
+        load(module, dtype="int8")
+    assert load(module, dtype="int8", role="draft").exactness.startswith("no: ")
+
+
+def test_what_cannot_be_quantised_is_refused(monkeypatch) -> None:
+    with pytest.raises(LoadError, match="runs on CPUs only, not on meta"):
+        quantized(nn.Linear(2, 2, device="meta"), "there")
+    with pytest.raises(LoadError, match="thing has no linear layers"):
+        quantized(nn.Embedding(2, 2), "thing")
+
+    def missing() -> int:
+        raise RuntimeError("Didn't find engine for operation\nsecond line")
+
+    monkeypatch.setattr(quantize, "activation_steps", missing)
+    with pytest.raises(LoadError, match=r"lacks \(Didn't find engine for operation\)"):
+        quantized(nn.Linear(2, 2), "here")
+
+
+def test_a_shared_layer_stays_shared() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = self.two = nn.Linear(8, 8)
+            self.table = nn.Embedding(4, 8)
+
+    twin = quantized(Twice(), "twice")
+    assert twin.one is twin.two
+    assert isinstance(twin.table, Float32Embedding)
+    assert copy.deepcopy(twin).one(torch.ones(1, 8)).shape == (1, 8)
