@@ -31,6 +31,7 @@ _HOME = {
     "Result": "cascade.request",
     "SamplingParams": "cascade.config",
     "Stats": "cascade.request",
+    "Stream": "cascade.request",
     "Verdict": "cascade.draft",
     "hookimpl": "cascade.hookspecs",
     "load_config": "cascade.config",
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
         PromptError,
     )
     from cascade.hookspecs import hookimpl
-    from cascade.request import Chunk, Result, Stats
+    from cascade.request import Chunk, Result, Stats, Stream
 
 __all__ = [
     "Ask",
@@ -74,6 +75,7 @@ __all__ = [
     "Result",
     "SamplingParams",
     "Stats",
+    "Stream",
     "Verdict",
     "__version__",
     "hookimpl",

@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cascade.build import build_levels
@@ -16,7 +16,7 @@ from cascade.errors import ConfigError, PromptError, did_you_mean
 from cascade.governor import Governor
 from cascade.level import Level, Progress
 from cascade.noise import sample_seed
-from cascade.request import Chunk, Request
+from cascade.request import Chunk, Request, Stream
 from cascade.stats import Ledger
 
 if TYPE_CHECKING:
@@ -89,22 +89,27 @@ class Engine:
         results = [request.result() for request in requests]
         return results[0] if single and len(results) == 1 else results
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Yields a `Chunk` per round. Closing the generator ends the request and frees its caches."""
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """A request to iterate over: a `Chunk` per round. Closing it ends it and frees its caches.
+
+        Raises:
+            ConfigError, PromptError: at once, not at the first chunk.
+        """
         requests = self._requests([prompt], params)
         if len(requests) != 1:
             raise ConfigError("stream() follows one sample: use n=1, or generate() for several")
-        return self._chunks(requests)
-
-    def _chunks(self, requests: list[Request]) -> Iterator[Chunk]:
-        for _, chunk in self._run(requests):
-            yield chunk
+        return Stream(requests[0], self._run(requests))
 
     def cancel(self, request_id: int) -> None:
         """Ends a request at its next round; one that is already over stays as it is."""
         request = self._live.get(request_id)
         if request is not None:
             request.cancelled = True
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels bottom to top, the target last: what `origins` index."""
+        return (*(governor.name for governor in reversed(list(self._governors()))), self.target.name)
 
     def summary(self) -> str:
         """The levels, their models, dtypes and what the load-time probes found, a line each."""
@@ -161,7 +166,7 @@ class Engine:
 
     def _samples(self, ids: list[int], params: SamplingParams) -> list[Request]:
         """The n requests of one prompt; unseeded ones get fresh seeds."""
-        names = {level.name for level in self._levels()} | {g.name for g in self._governors()}
+        names = self.level_names
         for name in params.levels or ():
             if name not in names:
                 raise ConfigError(f"no level is named {name!r}.{did_you_mean(name, names)}")
@@ -200,7 +205,7 @@ class Engine:
 
     # -- the run -------------------------------------------------------------------------------------
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Chunk]]:
+    def _run(self, requests: Sequence[Request]) -> Generator[tuple[Request, Chunk], None, None]:
         """Rounds until every request is over; yields what each round added, request by request."""
         waiting = deque(requests)
         active: list[Request] = []
@@ -225,6 +230,7 @@ class Engine:
                 continue
             waiting.remove(request)
             request.began = self.clock()
+            request.observers = self.plugins.observers(request)
             if request.remaining <= 0:
                 over.append((request, self._finish(request, request.close("length"))))
                 continue
@@ -232,7 +238,6 @@ class Engine:
             if request.parent is not None:
                 self.target.fork(request.parent.id, request.id)
             self.target.start(request.id, request.params)
-            request.observers = self.plugins.observers(request)
             active.append(request)
         return over
 

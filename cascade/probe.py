@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cascade.errors import LoadError
 from cascade.rows import Feed, Row
@@ -207,7 +207,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return float(errors.mean()) if errors.isfinite().all() else float("inf")
 
 
-def narrowest_product(module: nn.Module) -> int:
+def narrowest_product(module: Any) -> int:
     """From how many tokens on the linear layers' products have the same bits as wider ones.
 
     Layers show by themselves what a whole model may hide for a long while in its rounding: one of each
@@ -218,7 +218,7 @@ def narrowest_product(module: nn.Module) -> int:
     for part in module.modules():
         outputs = getattr(part, "out_features", None) or getattr(part, "nf", None)  # nf: GPT-2's transposed layer
         if outputs and part is not head:
-            inputs = getattr(part, "in_features", None) or cast(Tensor, part.weight).shape[0]
+            inputs = getattr(part, "in_features", None) or part.weight.shape[0]
             layers.setdefault((type(part), inputs, outputs), (part, inputs, outputs))
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     with torch.inference_mode():

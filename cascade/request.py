@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -230,3 +230,31 @@ class Request:
             logprobs=self.logprobs if self.params.logprobs is not None else None,
             error=self.error,
         )
+
+
+class Stream:
+    """A request as it goes on: iterate over its `Chunk`s, close it to end it early.
+
+    Attributes:
+        request_id: what `engine.cancel` takes.
+    """
+
+    def __init__(self, request: Request, rounds: Generator[tuple[Request, Chunk], None, None]) -> None:
+        self.request_id = request.id
+        self._request = request
+        self._rounds = rounds
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Chunk:
+        return next(self._rounds)[1]
+
+    def close(self) -> None:
+        """Ends the request where it is and frees what levels keep of it; harmless when it is over."""
+        self._rounds.close()
+
+    @property
+    def result(self) -> Result | None:
+        """The outcome once the request is over, however it ended; None before."""
+        return self._request.result() if self._request.stats is not None else None

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tiny import FAMILIES, LENGTH, VOCAB, tiny
 
 from cascade.errors import LoadError
 from cascade.model import load
 from cascade.probe import probe
 from cascade.rows import Feed, Row
+from tests.tiny import FAMILIES, LENGTH, VOCAB, tiny
 
 CASES = [(family, torch.float64) for family in FAMILIES if family not in ("mamba", "gpt_oss")]
 CASES += [(family, torch.bfloat16) for family in FAMILIES if family != "mamba"]

@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from tests.tiny import FOUR, VOCAB, tiny
 from torch import nn
 
 from cascade import quantize
@@ -15,6 +14,7 @@ from cascade.errors import LoadError
 from cascade.model import load
 from cascade.quantize import Float32Embedding, Int8Linear, quantized
 from cascade.rows import Feed
+from tests.tiny import FOUR, VOCAB, tiny
 
 pytestmark = pytest.mark.skipif(
     "onednn" not in torch.backends.quantized.supported_engines
@@ -39,8 +39,8 @@ def test_a_layer_is_close_to_the_one_it_stands_for(bias: bool, shift: float) -> 
     x[0, 0] *= 1000  # one huge token must not coarsen the others
     found, wanted = Int8Linear(layer.weight, layer.bias)(x), layer(x)
     assert found.dtype == torch.float32
-    error = (found - wanted).norm(dim=-1) / (x.std(-1) * layer.weight.norm())
-    assert error.max() < 0.02
+    error = (found - wanted).norm(dim=-1) / (x.norm(dim=-1) * layer.weight.norm())
+    assert error.max() < 0.003
 
 
 def test_a_token_has_the_same_bits_in_any_company() -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cascade.cli.demo_report import Outcome
-    from cascade.cli.stream import Capture
     from cascade.cli.tasks import Task
     from cascade.config import CascadeConfig, SamplingParams
     from cascade.engine import Engine
@@ -42,13 +41,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--max-new-tokens must be at least 1: there would be nothing to compare")
     out = check_writable("--json", args.json) if args.json else None
     from cascade.cli import demo_report, show
-    from cascade.cli.stream import Capture
     from cascade.cli.tasks import TASKS
 
-    capture, screen = Capture(), show.console()
-    with _load(capture) as engine:
+    screen = show.console()
+    with _load() as engine:
         _introduce(engine, screen)
-        outcomes = [_compare(engine, capture, task, params, screen, i % 2) for i, task in enumerate(TASKS)]
+        outcomes = [_compare(engine, task, params, screen, i % 2) for i, task in enumerate(TASKS)]
     demo_report.show(outcomes, screen)
     if out is not None:
         write_json(out, demo_report.record(outcomes))
@@ -68,9 +66,8 @@ def cascade_of(model: str) -> CascadeConfig:
     )
 
 
-def _load(capture: Capture) -> Engine:
+def _load() -> Engine:
     """The engine, warmed up: the first use of anything costs what no later one does."""
-    from cascade import plugins
     from cascade.cli import show
     from cascade.cli.tasks import WARM_UP
     from cascade.config import SamplingParams
@@ -81,7 +78,7 @@ def _load(capture: Capture) -> Engine:
     with show.loading(LOADING_STEPS + fresh, lines=True) as progress:
         folder = demo_model(progress)
         config = cascade_of(str(folder))
-        engine = Engine(config, plugins=plugins.create(*config.plugins, capture), progress=progress)
+        engine = Engine(config, progress=progress)
         progress("warming up")
         for speculate in (True, False):
             engine.generate(WARM_UP, SamplingParams(max_new_tokens=24, ignore_eos=True, speculate=speculate))
@@ -93,18 +90,14 @@ def _introduce(engine: Engine, screen: Console) -> None:
     from rich.text import Text
 
     from cascade.cli import show
-    from cascade.config import normalise_levels
 
     screen.print(engine.summary(), soft_wrap=True)
     if show.has_colours(screen):
-        levels = normalise_levels(engine.config, engine.plugins.drafter_names())
-        legend = show.legend([str(level.name) for level in levels])
+        legend = show.legend(engine.level_names)
         screen.print(Text("\nColours by author: ").append_text(legend), soft_wrap=True)
 
 
-def _compare(
-    engine: Engine, capture: Capture, task: Task, params: SamplingParams, screen: Console, first: int
-) -> Outcome:
+def _compare(engine: Engine, task: Task, params: SamplingParams, screen: Console, first: int) -> Outcome:
     """Decodes one task both ways, in turns; the cascade's text is shown as it comes."""
     from cascade.cli import show
     from cascade.cli.demo_report import Outcome
@@ -115,7 +108,7 @@ def _compare(
     painter = generate.painter(engine, screen)
     try:
         ways = [params, replace(params, speculate=False)]
-        fast, plain = race(engine, capture, prompt, ways, painter.chunk, first)
+        fast, plain = race(engine, prompt, ways, painter.chunk, first)
     finally:  # also after Ctrl-C, so that the shell's prompt begins a line
         screen.print("\n")
     for timed in (fast, plain):

@@ -130,7 +130,7 @@ def _text(engine: Engine, capture: Capture, prompt: Any, params: SamplingParams)
 
     screen, notes = console(), console(sys.stderr)
     if params.n == 1:
-        results, status = _stream(engine, capture, prompt, params, screen)
+        results, status = _stream(engine, prompt, params, screen)
     else:
         results, status = _all(engine, capture, prompt, params)
         for i, result in enumerate(results):
@@ -145,18 +145,17 @@ def _text(engine: Engine, capture: Capture, prompt: Any, params: SamplingParams)
     return _checked(results, status)
 
 
-def _stream(
-    engine: Engine, capture: Capture, prompt: Any, params: SamplingParams, screen: Console
-) -> tuple[list[Result], int]:
+def _stream(engine: Engine, prompt: Any, params: SamplingParams, screen: Console) -> tuple[list[Result], int]:
     """Shows one sample as it comes; an interruption keeps what there is."""
     paint, status = painter(engine, screen), OK
+    stream = engine.stream(prompt, params)
     try:
-        with contextlib.closing(engine.stream(prompt, params)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
+        with contextlib.closing(stream):
+            for chunk in stream:
                 paint.chunk(chunk)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    results = capture.take()
+    results = [stream.result] if stream.result is not None else []
     for result in results:
         paint.text(result.text[paint.written :])  # what waited for the rest of a character or a stop string
     print()

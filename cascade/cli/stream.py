@@ -48,10 +48,8 @@ class Timed:
 class Stopwatch:
     """One request, decoded a round at a time, with a clock that runs only while the engine works."""
 
-    def __init__(self, engine: Engine, capture: Capture, prompt: Any, params: SamplingParams) -> None:
-        self._chunks: Any = engine.stream(prompt, params)
-        self._capture = capture
-        self._request: Request | None = None
+    def __init__(self, engine: Engine, prompt: Any, params: SamplingParams) -> None:
+        self._stream = engine.stream(prompt, params)
         self._seconds = 0.0
         self._first = 0.0
         self.tokens = 0
@@ -60,9 +58,8 @@ class Stopwatch:
     def step(self) -> Chunk | None:
         """The next round; None, once, when there is none."""
         began = time.perf_counter()
-        chunk: Chunk | None = next(self._chunks, None)
+        chunk: Chunk | None = next(self._stream, None)
         self._seconds += time.perf_counter() - began
-        self._request = self._request or self._capture.requests[-1]
         self._first = self._first or self._seconds
         self.over = chunk is None
         self.tokens += len(chunk.tokens) if chunk is not None else 0
@@ -70,17 +67,17 @@ class Stopwatch:
 
     def close(self) -> None:
         """Ends the request where it is."""
-        self._chunks.close()
+        self._stream.close()
 
     def timed(self) -> Timed:
         """The figures of a request that is over."""
-        assert self._request is not None
-        return Timed(self._request.result(), self._seconds, self._first)
+        result = self._stream.result
+        assert result is not None
+        return Timed(result, self._seconds, self._first)
 
 
 def race(
     engine: Engine,
-    capture: Capture,
     prompt: Any,
     params: Sequence[SamplingParams],
     show: Callable[[Chunk], None],
@@ -92,15 +89,14 @@ def race(
     all of them alike, and their ratios stay true.
 
     Args:
-        engine, capture: the engine, which has `capture` among its plugins.
+        engine: decodes all of them.
         prompt: as `Engine.stream` takes it.
         params: one for each way; the chunks of the first go to `show`.
         show: called with each chunk, while no clock runs.
         first: which way begins.
     """
-    capture.requests.clear()
     with contextlib.ExitStack() as stack:
-        runs = [stack.enter_context(contextlib.closing(Stopwatch(engine, capture, prompt, each))) for each in params]
+        runs = [stack.enter_context(contextlib.closing(Stopwatch(engine, prompt, each))) for each in params]
         while waiting := [run for run in runs if not run.over]:
             run = min(waiting, key=lambda run: (run.tokens, run is not runs[first]))
             chunk = run.step()
