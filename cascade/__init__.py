@@ -25,6 +25,7 @@ _HOME = {
     "Drafter": "cascade.drafter",
     "Engine": "cascade.engine",
     "LevelConfig": "cascade.config",
+    "LevelStats": "cascade.request",
     "LoadError": "cascade.errors",
     "PluginError": "cascade.errors",
     "PromptError": "cascade.errors",
@@ -34,12 +35,13 @@ _HOME = {
     "Stream": "cascade.request",
     "Verdict": "cascade.draft",
     "hookimpl": "cascade.hookspecs",
-    "load_config": "cascade.config",
+    "load_config": "cascade.config_file",
 }
 
 # For readers and type checkers; tests/test_architecture.py compares it with the table above.
 if TYPE_CHECKING:
-    from cascade.config import BypassConfig, CascadeConfig, LevelConfig, SamplingParams, load_config
+    from cascade.config import BypassConfig, CascadeConfig, LevelConfig, SamplingParams
+    from cascade.config_file import load_config
     from cascade.draft import Ask, Context, Draft, Verdict
     from cascade.drafter import Drafter
     from cascade.engine import Engine
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
         PromptError,
     )
     from cascade.hookspecs import hookimpl
-    from cascade.request import Chunk, Result, Stats, Stream
+    from cascade.request import Chunk, LevelStats, Result, Stats, Stream
 
 __all__ = [
     "Ask",
@@ -69,6 +71,7 @@ __all__ = [
     "Drafter",
     "Engine",
     "LevelConfig",
+    "LevelStats",
     "LoadError",
     "PluginError",
     "PromptError",

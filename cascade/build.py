@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cascade.config import CascadeConfig, LevelConfig, normalise_levels
@@ -44,13 +44,8 @@ def build_levels(
                 "at the bottom, below every model"
             )
     drafters = {i: _drafter(level, kinds[i], plugins) for i, level in enumerate(levels) if level.model is None}
-    target = _load(levels[-1], config, plugins, None, progress)
-    models = {
-        i: _load(level, config, plugins, target, progress)
-        for i, level in enumerate(levels[:-1])
-        if level.model is not None
-    }
-    models[len(levels) - 1] = target
+    models = _load_all(levels, config, plugins, progress)
+    target = models[len(levels) - 1]
     governor: Governor | None = None
     for i, level in enumerate(levels):
         drafter = drafters.get(i)
@@ -69,6 +64,8 @@ def build_levels(
                 tail=level.tail,
             )
             if is_target:
+                for taken in drafters.values():
+                    taken._cascade_taken = True  # type: ignore[attr-defined]
                 return drafter
         governor = Governor(i, level, drafter, controllers[i], config.bypass, costs, clock, target.vocab_size)
     raise AssertionError("normalise_levels ends every cascade with a target")
@@ -102,13 +99,31 @@ def _drafter(level: LevelConfig, kind: type[Controller], plugins: Plugins) -> Dr
         return plugins.drafter(level.drafter, **_split_options(level, kind)[1])
     if isinstance(level.drafter, (list, tuple)):
         raise ConfigError("a list of drafters at one level is not supported: give each drafter its own level")
+    if isinstance(level.drafter, type):
+        raise ConfigError(
+            f"level {level.name!r}: {level.drafter.__name__} is a class: give an object, {level.drafter.__name__}()"
+        )
     if not hasattr(level.drafter, "propose"):
         raise ConfigError(f"level {level.name!r}: {type(level.drafter).__name__} has no propose() and is no Drafter")
     if getattr(level.drafter, "_cascade_taken", False):
         raise ConfigError(f"level {level.name!r}: this drafter object serves another engine; make one for each")
-    level.drafter._cascade_taken = True
     drafter: Drafter = level.drafter
     return drafter
+
+
+def _load_all(
+    levels: Sequence[LevelConfig], config: CascadeConfig, plugins: Plugins, progress: Progress | None
+) -> dict[int, CausalModel]:
+    """The models by level, the target loaded first; if one fails, the others are given back."""
+    models: dict[int, CausalModel] = {}
+    try:
+        for i in reversed([i for i, level in enumerate(levels) if level.model is not None]):
+            models[i] = _load(levels[i], config, plugins, models.get(len(levels) - 1), progress)
+    except BaseException:
+        for model in models.values():
+            getattr(model, "close", lambda: None)()
+        raise
+    return models
 
 
 def _load(

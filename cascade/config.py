@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
-import runpy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cascade.errors import CascadeError, ConfigError, did_you_mean
+from cascade.errors import ConfigError, did_you_mean
 
 DTYPES = ("bfloat16", "float32", "float16", "float64", "int8")
 
@@ -250,8 +250,15 @@ class LevelConfig:
 class CascadeConfig:
     """A cascade, bottom to top; the last level is the target.
 
-    In `levels` a bare string is a registered drafter if one has that name, else a model; a bare
-    object is a Drafter or a model. `seed` seeds the sequence of requests that bring no seed.
+    Attributes:
+        levels: `LevelConfig`s. A bare string is a registered drafter if one has that name, else a model;
+            a bare object is a Drafter or a model.
+        rule: the registered verification rule.
+        bypass: when levels stop proposing; a level or a request can have its own.
+        max_batch: requests decoded at once; more wait their turn.
+        max_length: an upper limit for prompt and output together, besides the models' own.
+        seed: seeds the sequence of requests that bring no seed.
+        plugins: module names, files, modules or objects with hooks, besides the installed ones.
     """
 
     levels: Sequence[Any]
@@ -284,6 +291,8 @@ def normalise_levels(config: CascadeConfig, drafter_names: Sequence[str]) -> lis
             level = item
         elif isinstance(item, str):
             level = LevelConfig(drafter=item) if item in drafter_names else LevelConfig(model=item)
+            if level.model is not None and (near := difflib.get_close_matches(item, drafter_names, 1, 0.75)):
+                raise ConfigError(f"no drafter is named {item!r}. Did you mean {near[0]!r}? A model: model={item!r}")
         else:
             level = LevelConfig(drafter=item) if hasattr(item, "propose") else LevelConfig(model=item)
         levels.append(level)
@@ -318,31 +327,3 @@ def _default_name(level: LevelConfig) -> str:
         return "+".join(s if isinstance(s, str) else type(s).__name__ for s in source)
     where = getattr(getattr(source, "config", None), "_name_or_path", "")
     return Path(where).name if where else type(source).__name__
-
-
-def load_config(path: str | Path) -> CascadeConfig:
-    """Runs a Python file and returns its `config`. Raises ConfigError, naming the file and the line."""
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"no config file {str(path)!r}")
-    try:
-        names = runpy.run_path(str(file))
-    except (Exception, SystemExit) as error:
-        kind = "" if isinstance(error, CascadeError) else f"{type(error).__name__}: "
-        message = " ".join(str(error).split())
-        raise ConfigError(f"{file}:{_line_in(file, error)}: {kind}{message}") from error
-    config = names.get("config")
-    if not isinstance(config, CascadeConfig):
-        raise ConfigError(f"{file} must assign a CascadeConfig to the name 'config'")
-    return config
-
-
-def _line_in(file: Path, error: BaseException) -> int:
-    if isinstance(error, SyntaxError) and error.lineno:
-        return error.lineno
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line

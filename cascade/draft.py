@@ -6,7 +6,8 @@ N tree nodes, V vocabulary, Q query tokens of one row in one forward, D head siz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class Context:
     def __init__(self, row_id: int, tokens: Any, committed: int | None = None) -> None:
         self._buffer: Tokens = np.ascontiguousarray(tokens, dtype=np.int64)
         self.row_id = row_id
-        self.tokens = self._buffer
+        self.tokens = _read_only(self._buffer)
         self.committed = len(self.tokens) if committed is None else committed
 
     @classmethod
@@ -45,7 +46,7 @@ class Context:
         """A context that views the first `length` tokens of a request's preallocated `buffer`."""
         context = cls.__new__(cls)
         context._buffer, context.row_id, context.committed = buffer, row_id, committed
-        context.tokens = buffer[:length]
+        context.tokens = _read_only(buffer[:length])
         return context
 
     def __len__(self) -> int:
@@ -76,6 +77,8 @@ class Ask:
         params: the request's sampling parameters.
         noise: the request's random numbers, a function of (position, token).
         prompt_length: how many of the context's tokens are the prompt.
+        ends: whether a token ends the text for a reason that only the request knows (a stop string);
+            called once per token, in order. None below the target.
     """
 
     context: Context
@@ -84,6 +87,7 @@ class Ask:
     params: SamplingParams
     noise: Noise
     prompt_length: int = 0
+    ends: Callable[[int], bool] | None = None
 
 
 @dataclass(slots=True)
@@ -141,11 +145,22 @@ class Verdict:
         return self.tested > self.accepted
 
 
+def first_path(draft: Draft) -> Draft:
+    """The chain from a tree's first root down along first children: what a model without trees can verify."""
+    if draft.parents is None:
+        return draft
+    path: list[int] = []
+    for node, parent in enumerate(draft.parents):
+        if parent == (path[-1] if path else -1):
+            path.append(node)
+    origins = draft.origins()
+    return Draft([draft.tokens[node] for node in path], origin=[origins[node] for node in path])
+
+
 def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:
     """The draft as plain ints, cut to `cap`; raises DraftError where it breaks its contract."""
-    tokens = draft.tokens
-    tokens = tokens.tolist() if hasattr(tokens, "tolist") else [int(t) for t in tokens]
-    parents = None if draft.parents is None else [int(p) for p in draft.parents]
+    tokens = _ints(draft.tokens, "tokens")
+    parents = None if draft.parents is None else _ints(draft.parents, "parents")
     if parents is not None:
         if len(parents) != len(tokens):
             raise DraftError(f"a draft has {len(tokens)} tokens but {len(parents)} parents")
@@ -153,12 +168,28 @@ def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:
             raise DraftError("a draft tree's parents must come before their children")
         if parents == list(range(-1, len(tokens) - 1)):
             parents = None
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        bad = next(t for t in tokens if not 0 <= t < vocab_size)
+    bad = next((t for t in tokens if not 0 <= t < vocab_size), None)
+    if bad is not None:
         raise DraftError(f"a draft has token id {bad}, outside the vocabulary of {vocab_size}")
-    origins = draft.origin
-    if not (origins is None or isinstance(origins, int)):
-        origins = [int(o) for o in origins][:cap]
-    return Draft(
-        tokens[:cap], None if parents is None else parents[:cap], None if draft.q is None else draft.q[:cap], origins
-    )
+    origin = draft.origin
+    if not (origin is None or isinstance(origin, int)):
+        origin = list(origin)
+        if len(origin) != len(tokens):
+            raise DraftError(f"a draft has {len(tokens)} tokens but {len(origin)} origins")
+        origin = origin[:cap]
+    q = None if draft.q is None else draft.q[:cap]
+    return Draft(tokens[:cap], None if parents is None else parents[:cap], q, origin)
+
+
+def _ints(values: Any, what: str) -> list[int]:
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        return [operator.index(value) for value in plain]
+    except TypeError:
+        raise DraftError(f"a draft's {what} must be integers, not {values!r:.60}") from None
+
+
+def _read_only(tokens: Tokens) -> Tokens:
+    view = tokens[:]
+    view.flags.writeable = False
+    return view

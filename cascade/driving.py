@@ -8,6 +8,7 @@ gets the attention that the model came with.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -50,3 +51,27 @@ def driving(configs: Sequence[Any], job: Any) -> Iterator[None]:
                 if not entry[0]:
                     config._attn_implementation_internal = entry[1]
                     del _driven[id(config)]
+
+
+_users: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # module -> [users, modes of parts]
+
+
+def take(module: Any) -> None:
+    """Notes in which mode (training or not) the parts of a module are when the first engine takes it."""
+    with _lock:
+        entry = _users.setdefault(module, [0, [(weakref.ref(part), part.training) for part in module.modules()]])
+        entry[0] += 1
+
+
+def give_back(module: Any) -> None:
+    """Restores those modes once the last engine that drives the module is done with it."""
+    with _lock:
+        entry = _users.get(module)
+        if entry is None:
+            return
+        entry[0] -= 1
+        if not entry[0]:
+            del _users[module]
+            for part, training in entry[1]:
+                if (alive := part()) is not None:
+                    alive.training = training

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cascade.build import build_levels
@@ -16,17 +18,24 @@ from cascade.errors import ConfigError, PromptError, did_you_mean
 from cascade.governor import Governor
 from cascade.level import Level, Progress
 from cascade.noise import sample_seed
+from cascade.noise import warm_up as warm_up_noise
+from cascade.prompts import encode
 from cascade.request import Chunk, Request, Stream
 from cascade.stats import Ledger
 
 if TYPE_CHECKING:
     from cascade.plugins import Plugins
 
+log = logging.getLogger("cascade")
+
 Prompt = Any  # str | list[int] | list[dict[str, Any]]
 
 
 class Engine:
     """Decodes prompts through a cascade.
+
+    An engine serves one caller at a time: use it from one thread, or guard it with a lock. Several
+    prompts decode together as one batch; `cancel` may be called from any thread.
 
     Args:
         config: the cascade.
@@ -52,6 +61,8 @@ class Engine:
     ) -> None:
         from cascade import plugins as plugin_module
 
+        if not isinstance(config, CascadeConfig):
+            raise ConfigError(f"Engine takes a CascadeConfig, not {type(config).__name__}: use load_config for a file")
         self.config = config
         self.plugins = plugin_module.create(*config.plugins) if plugins is None else plugins
         self.clock = clock
@@ -59,6 +70,8 @@ class Engine:
         self.check = check
         self.target: Level = build_levels(config, self.plugins, self.costs, clock, progress)
         self.model = self.target.model
+        limits = [limit for limit in (config.max_length, self.model.max_length) if limit is not None]
+        self.max_length = min(limits, default=None)
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
         self._live: dict[int, Request] = {}
@@ -66,7 +79,7 @@ class Engine:
         if costs is None:
             if progress:
                 progress("measuring")
-            self.target.warm_up()
+            self._warm_up()
 
     # -- what users call -----------------------------------------------------------------------------
 
@@ -136,6 +149,9 @@ class Engine:
 
     def close(self) -> None:
         """Frees the models' caches and gives model objects back as they were."""
+        for request in list(self._live.values()):
+            if request.finish_reason is None:
+                self._finish(request, request.close("cancelled"))
         for level in self._levels():
             level.rows.clear()
             close = getattr(level.model, "close", None)
@@ -159,10 +175,15 @@ class Engine:
         many = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(many) != len(prompts):
             raise ConfigError(f"{len(prompts)} prompts but {len(many)} SamplingParams: give one, or one per prompt")
-        requests: list[Request] = []
-        for prompt, one in zip(prompts, many, strict=True):
-            requests += self._samples(self._encode(prompt), one or SamplingParams())
-        return requests
+        for one in many:
+            if one is not None and not isinstance(one, SamplingParams):
+                raise ConfigError(f"params must be SamplingParams, not {one!r:.60}")
+        encoded = [self._encode(prompt) for prompt in prompts]  # all are checked before a seed is drawn
+        return [
+            request
+            for ids, one in zip(encoded, many, strict=True)
+            for request in self._samples(ids, one or SamplingParams())
+        ]
 
     def _samples(self, ids: list[int], params: SamplingParams) -> list[Request]:
         """The n requests of one prompt; unseeded ones get fresh seeds."""
@@ -174,8 +195,8 @@ class Engine:
         if params.stop and decode is None:
             raise ConfigError("stop strings need a tokenizer, and this target has none: use stop_token_ids")
         limit = len(ids) + params.max_new_tokens
-        if self.model.max_length is not None:
-            limit = min(limit, self.model.max_length)
+        if self.max_length is not None:
+            limit = min(limit, self.max_length)
         ends = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.model.end_ids)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         samples: list[Request] = []
@@ -186,21 +207,15 @@ class Engine:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt, checked. Raises PromptError."""
-        if isinstance(prompt, (list, tuple)) and all(isinstance(t, int) for t in prompt):
-            ids = list(prompt)
-        elif getattr(self.model, "tokenizer", None) is None:
-            raise PromptError("this target has no tokenizer: give the prompt as a list of token ids")
-        else:
-            ids = self.model.encode(prompt)  # type: ignore[attr-defined]
+        own = getattr(self.model, "encode", None)
+        ids = own(prompt) if own is not None else encode(None, prompt, self.target.name)
         if not ids:
             raise PromptError("the prompt is empty: give at least one token")
         bad = next((t for t in ids if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:
             raise PromptError(f"the prompt has token id {bad}, outside the vocabulary of {self.model.vocab_size}")
-        if self.model.max_length is not None and len(ids) > self.model.max_length:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, more than the context of {self.model.max_length}: shorten it"
-            )
+        if self.max_length is not None and len(ids) > self.max_length:
+            raise PromptError(f"the prompt has {len(ids)} tokens, and the context holds {self.max_length}: shorten it")
         return ids
 
     # -- the run -------------------------------------------------------------------------------------
@@ -209,6 +224,7 @@ class Engine:
         """Rounds until every request is over; yields what each round added, request by request."""
         waiting = deque(requests)
         active: list[Request] = []
+        self._live.update({request.id: request for request in requests})
         try:
             while waiting or active:
                 yield from self._admit(waiting, active)
@@ -231,14 +247,14 @@ class Engine:
             waiting.remove(request)
             request.began = self.clock()
             request.observers = self.plugins.observers(request)
-            if request.remaining <= 0:
-                over.append((request, self._finish(request, request.close("length"))))
+            if request.remaining <= 0 or request.cancelled:
+                reason = "cancelled" if request.cancelled else "length"
+                over.append((request, self._finish(request, request.close(reason))))
                 continue
-            self._live[request.id] = request
+            active.append(request)  # before anything is kept for it, so that whatever fails frees it
             if request.parent is not None:
                 self.target.fork(request.parent.id, request.id)
             self.target.start(request.id, request.params)
-            active.append(request)
         return over
 
     def _step(self, active: Sequence[Request]) -> list[tuple[Request, Chunk]]:
@@ -258,33 +274,47 @@ class Engine:
         for request, chunk, snapshot in zip(rows, chunks, before, strict=True):
             request.note_round(now, own_work)
             if snapshot is not None:
-                record = self._ledger.round(request, chunk, snapshot, len(rows), now - began)
-                for observer in request.observers:
-                    observer.on_round(record)
+                self._tell(request, "on_round", self._ledger.round(request, chunk, snapshot, len(rows), now - began))
             done.append((request, self._finish(request, chunk) if request.finish_reason else chunk))
         return done
 
     def _commit(self, request: Request, row: Progress) -> Chunk:
         """Appends what the target decided and lets every level know, whether it proposed or not."""
-        if row.error is not None:
-            chunk = request.close("error", f"{type(row.error).__name__}: {row.error}")
-        else:
-            chunk = request.commit(row.tokens, row.origins, row.logprobs)
+        chunk = request.commit(row.tokens, row.origins, row.logprobs)
+        if row.error is not None and request.finish_reason is None:
+            end = request.close("error", f"{type(row.error).__name__}: {row.error}")
+            chunk = replace(chunk, text=chunk.text + end.text, finish_reason=end.finish_reason)
         self.target.settle(request.context)
         for governor in self._governors():
             for _, verdict in row.verdicts:
-                governor.drafter.observe(request.id, verdict)
+                governor.tell(request.id, verdict)
         return chunk
 
     def _finish(self, request: Request, chunk: Chunk) -> Chunk:
         """Freezes a finished request's figures and frees what levels kept of it."""
         request.ended = self.clock()
         request.stats = self._ledger.stats(request)
-        for observer in request.observers:
-            observer.on_end(request.stats)
-        if self._live.pop(request.id, None) is not None:
-            self.target.end(request.id)
+        self._live.pop(request.id, None)
+        self.target.end(request.id)
+        self._tell(request, "on_end", request.stats)
         return chunk
+
+    @staticmethod
+    def _tell(request: Request, what: str, record: Any) -> None:
+        """Tells observers; one that raises is told no more, and costs the request nothing."""
+        for observer in request.observers:
+            try:
+                getattr(observer, what)(record)
+            except Exception as error:
+                log.warning("an observer failed and is dropped: %s: %s", type(error).__name__, error)
+                request.observers = tuple(other for other in request.observers if other is not observer)
+
+    def _warm_up(self) -> None:
+        """Compiles what is compiled and times what is timed, so that no request pays for it."""
+        warm_up_noise()
+        for governor in self._governors():
+            getattr(governor.drafter, "warm_up", lambda: None)()
+        self.target.warm_up()
 
     # -- the chain -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from cascade.config import BypassConfig, LevelConfig
 from cascade.control.base import Controller, Estimates, Outcome
 from cascade.control.gate import Gate, Investment
 from cascade.control.theory import best_k, speedup
-from cascade.draft import Ask, Context, Draft, Verdict, check_draft
+from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, GovernedRow, Proposal
 from cascade.level import Level
@@ -97,7 +97,12 @@ class Governor:
         if barred:
             row.decide("off", barred)
         self.rows[row_id] = row
-        self.drafter.start(row_id, params)
+        try:
+            self.drafter.start(row_id, params)
+        except Exception as error:
+            row.barred = f"its start() failed: {type(error).__name__}: {error}"
+            row.decide("off", row.barred)
+            self._complain(row, error)
 
     def settle(self, context: Context) -> None:
         """The target committed: score what was proposed in the shadow, drop what is now wrong."""
@@ -116,7 +121,10 @@ class Governor:
             self.investment.finished(row.emitted)
             if not row.gate.tests:
                 self.alpha += FORGET * (self.prior - self.alpha)
-        self.drafter.end(row_id)
+            try:
+                self.drafter.end(row_id)
+            except Exception as error:
+                self._complain(row, error)
 
     # -- proposing -----------------------------------------------------------------------------------
 
@@ -138,14 +146,14 @@ class Governor:
             else:
                 passed.append((i, ask))
         if own:
-            for (i, _), proposal in zip(own, self._propose([ask for _, ask in own]), strict=True):
+            for (i, _), proposal in zip(own, self._propose([ask for _, ask in own], verifier), strict=True):
                 proposals[i] = proposal
         if passed and self.below is not None:
             for (i, _), proposal in zip(passed, self.below.draft([ask for _, ask in passed], verifier), strict=True):
                 proposals[i] = proposal
         return proposals
 
-    def _propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+    def _propose(self, asks: Sequence[Ask], verifier: Level) -> list[Proposal]:
         """Asks the drafter, cuts and checks what it says; whatever is wrong costs that proposal only."""
         began = self.clock()
         try:
@@ -162,8 +170,10 @@ class Governor:
             except Exception as error:
                 proposals.append(self._drop(ask, error, k=ask.want))
                 continue
-            if checked.origin is None:
-                checked.origin = self.index
+            if checked.origin is None or not isinstance(self.drafter, Level):
+                checked.origin = self.index  # only a level knows of others below it
+            if not verifier.model.trees:
+                checked = first_path(checked)
             proposals.append(Proposal(checked, self, ask.want))
             self.rows[ask.context.row_id].seconds += seconds / len(asks)
         drafted = sum(len(p.draft) for p in proposals)
@@ -172,11 +182,16 @@ class Governor:
         return proposals
 
     def _drop(self, ask: Ask, error: Exception, k: int) -> Proposal:
-        row = self.rows[ask.context.row_id]
+        self._complain(self.rows[ask.context.row_id], error)
+        return Proposal(Draft(()), self, k)
+
+    def _complain(self, row: GovernedRow, error: Exception) -> None:
+        """Counts what a drafter did wrong; the first time in a request it is also logged."""
         row.dropped += 1
         if row.dropped == 1:
-            log.warning("level %s: a proposal was dropped: %s: %s", self.name, type(error).__name__, error)
-        return Proposal(Draft(()), self, k)
+            log.warning(
+                "level %s failed, and only its proposal is lost: %s: %s", self.name, type(error).__name__, error
+            )
 
     # -- deciding ------------------------------------------------------------------------------------
 
@@ -212,7 +227,7 @@ class Governor:
                 row.controller.restart()
                 k = self._next_k(row, estimates)
         if decision.probe and row.shadow is None and len(ask.context) == ask.context.committed:
-            self._probe(row, ask, k, level, self.costs.seconds(verifier.name, 1))
+            self._probe(row, ask, k, verifier)
         return k if decision.open else 0
 
     def _next_k(self, row: GovernedRow, estimates: Estimates) -> int:
@@ -282,19 +297,29 @@ class Governor:
             self.tests = min(self.tests + tested, SLOW)
             self.alpha += (accepted - tested * self.alpha) / self.tests
 
-    def _probe(self, row: GovernedRow, ask: Ask, k: int, level: Level | None, token_seconds: float | None) -> None:
+    def _probe(self, row: GovernedRow, ask: Ask, k: int, verifier: Level) -> None:
         """Tests that cost no proposal: a model catches up, anything else proposes in the shadow."""
-        began = self.clock()
-        if level is not None:
-            tested, accepted = level.probe(ask)
-            self._learn(row, tested, accepted)
-            row.controller.observe(Outcome(0, 0, tested, accepted))
+        began, unit = self.clock(), self.costs.seconds(verifier.name, 1)
+        if isinstance(self.drafter, Level):
+            try:
+                tested, accepted = self.drafter.probe(ask)
+            except Exception as error:
+                self._complain(row, error)
+            else:
+                self._learn(row, tested, accepted)
+                row.controller.observe(Outcome(0, 0, tested, accepted))
         else:
-            proposal = self._propose([Ask(ask.context, k, min(k, ask.cap), ask.params, ask.noise, ask.prompt_length)])[
-                0
-            ]
-            row.shadow = (len(ask.context), list(proposal.draft.tokens)) if proposal.draft.parents is None else None
-        row.gate.probe_cost = (self.clock() - began) / token_seconds if token_seconds else 0.0
+            shadow = Ask(ask.context, k, min(k, ask.cap), ask.params, ask.noise, ask.prompt_length)
+            draft = self._propose([shadow], verifier)[0].draft
+            row.shadow = (len(ask.context), list(first_path(draft).tokens))
+        row.gate.probe_cost = (self.clock() - began) / unit if unit else 0.0
+
+    def tell(self, row_id: int, verdict: Verdict) -> None:
+        """The target committed `verdict.chain`; the drafter hears of it whoever proposed."""
+        try:
+            self.drafter.observe(row_id, verdict)
+        except Exception as error:
+            self._complain(self.rows[row_id], error)
 
     def _score_shadow(self, row: GovernedRow, context: Context) -> None:
         assert row.shadow is not None

@@ -231,12 +231,22 @@ class Level(Drafter):
         state, draft = self.rows[row.context.row_id], proposal.draft
         sampler = self._sampler(row.ask)
         choose = self._greedy(picks) if sampler.plain and picks is not None else self._lazy(row, draft, sampler, logits)
+        walked: list[int] = []  # nodes that held so far
+
+        def step(node: int) -> int:
+            if node >= 0:
+                walked.append(node)
+            return choose(node)
+
+        def ends(token: int) -> bool:
+            return sampler.ends(token) or (row.ask.ends is not None and row.ask.ends(token))
+
+        base = len(row.context)
         try:
-            verdict = self.rule.walk(draft, choose, sampler.ends)
+            verdict = self.rule.walk(draft, step, ends)
         except Exception as error:  # a processor that raises, logits that are not numbers: this row alone fails
             row.error, row.ended = error, True
-            return
-        base = len(row.context)
+            verdict = Verdict(walked, None, len(walked), len(walked), len(draft))  # what held, holds
         if draft.parents is not None:
             state.cache.keep(base, verdict.path)
         state.cache.crop(base + verdict.accepted)
@@ -246,7 +256,7 @@ class Level(Drafter):
         if verdict.extra is not None:
             verdict.chain.append(verdict.extra)
             row.origins.append(self.index)
-        row.ended = bool(verdict.chain) and sampler.ends(verdict.chain[-1])
+        row.ended = row.ended or (bool(verdict.chain) and sampler.ends(verdict.chain[-1]))
         row.tokens += verdict.chain
         row.context = row.context.extended(verdict.chain)
         row.verdicts.append((proposal, verdict))
@@ -318,8 +328,6 @@ class Level(Drafter):
         for width in (w for w in WARM_UP_WIDTHS if w <= limit):
             # The quickest of three: the first also allocates, and a busy machine must not look slow for good.
             self.costs.observe(self.name, width, 1, min(self._time_forward(width) for _ in range(3)))
-        if self.source is not None and isinstance(self.source.drafter, Level):
-            self.source.drafter.warm_up()
 
     def _time_forward(self, width: int) -> float:
         began = self.clock()

@@ -40,6 +40,11 @@ def load_model(
     """See `cascade.model.load`."""
     if dtype is not None:
         dtype = str(dtype).removeprefix("torch.")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:
+            raise LoadError(f"device {str(device)!r} cannot be used here: {first_line(error)}") from error
     if isinstance(ref, str) and ref == "self":
         name, module, tokenizer = _copy_of(target, dtype, tokenizer)
     elif isinstance(ref, nn.Module):
@@ -54,12 +59,20 @@ def load_model(
     _refuse(module, name)
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = read_tokenizer(os.fspath(tokenizer), None, required=True)
+    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+        raise LoadError(
+            f"{name}: tokenizer must be a transformers tokenizer or where to find one, not {tokenizer!r:.60}"
+        )
     if dtype == "int8":
         progress(f"quantising {name}")
         module = quantized(module, name)
     model = TransformersModel(module, name, tokenizer, max_length, dtype="int8" if dtype == "int8" else None)
     progress(f"trying out {name}")
-    found = _try_out(model)
+    try:
+        found = _try_out(model)
+    except BaseException:
+        model.close()
+        raise
     if dtype == "int8" and (role or ("draft" if target else "target")) == "target" and found.width is None:
         raise LoadError(f"{name} in int8 cannot be a target: here a token's logits depend on what shares its forward")
     return model

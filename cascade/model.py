@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from cascade.attention import Plan, Span
-from cascade.driving import NAME, current_job, driving, own_attention
+from cascade.driving import NAME, current_job, driving, give_back, own_attention, take
 from cascade.errors import LoadError
 from cascade.kvrows import KVRow
 from cascade.packing import PackedModel
@@ -139,7 +140,8 @@ class TransformersModel(PackedModel):
     """A causal language model of transformers; see `CausalModel`.
 
     Attributes:
-        module: the transformers model. Outside of forwards it works as its owner left it.
+        module: the transformers model. It is in evaluation mode from the first engine's build to the last
+            one's close; else, outside of forwards, it works as its owner left it.
         tokenizer: its tokenizer, or None.
         packed: whether one forward carries all rows; else there is one per row.
         probed: what the probe found, or None.
@@ -164,7 +166,8 @@ class TransformersModel(PackedModel):
         self.device, self.dtype = first.device, dtype or str(first.dtype).removeprefix("torch.")
         self.trees, self.exactness = True, "not probed"
         self.probed: ProbeResult | None = None
-        self._modes = {part: part.training for part in module.modules()}
+        take(module)
+        self._taken = True
         parameters = inspect.signature(module.forward).parameters
         # transformers 5.24 renamed the keyword; the old name is still accepted there, with a warning
         self._cache_key = "cache" if "cache" in parameters else "past_key_values"
@@ -201,8 +204,9 @@ class TransformersModel(PackedModel):
 
     def close(self) -> None:
         """Gives the module back: every part in the mode (training or not) it was in."""
-        for part, training in self._modes.items():
-            part.training = training
+        if self._taken:
+            self._taken = False
+            give_back(self.module)
 
     def survey(self, packed: bool) -> None:
         """Runs one forward to learn the layers. Must be called before anything is fed."""
@@ -303,7 +307,8 @@ def read_module(folder: str, dtype: torch.dtype, file: str | None, device: Any) 
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
     except Exception as error:  # from a bad file to a lost connection: each library has its own
         where = f"{folder}/{file}" if file else folder
-        raise LoadError(f"cannot load the model {where!r}: {first_line(error)}") from error
+        hint = "" if os.path.isdir(folder) else ". A folder works offline"
+        raise LoadError(f"cannot load the model {where!r}: {first_line(error).rstrip('.')}{hint}") from None
     if file:  # the weights are ordinary ones now
         module.hf_quantizer = None
         if hasattr(module.config, "quantization_config"):

@@ -12,7 +12,8 @@ from cascade.attention import Span
 from cascade.kvrows import KVRow, Layout
 from cascade.rows import Feed
 
-CHUNK = 512  # prompts are fed in pieces of at most this many tokens
+CHUNK = 512  # prompts are fed in pieces of at most this many tokens...
+MASKED = 1 << 22  # ...and of fewer where a piece's mask, tokens by keys, would have more elements
 
 
 class PackedModel:
@@ -46,8 +47,11 @@ class PackedModel:
     def _last_piece(self, feed: Feed) -> Feed:
         """Feeds all but the last piece of a prompt."""
         tokens, needed = list(feed.tokens), max(feed.keep, len(feed.parents or ()), 1)
-        while len(tokens) > CHUNK and len(tokens) > needed:
-            size = min(CHUNK, len(tokens) - needed)
+        while len(tokens) > needed:
+            piece = max(64, min(CHUNK, MASKED // (feed.row.length + CHUNK)))
+            if len(tokens) <= piece:
+                break
+            size = min(piece, len(tokens) - needed)
             self._score([Feed(feed.row, tokens[:size], 0)])
             tokens = tokens[size:]
         return Feed(feed.row, tokens, feed.keep, feed.parents)

@@ -170,13 +170,13 @@ class _Trial:
         how many steps fit behind.
         """
         limit, prompt = self.model.max_length, self._text(sum(PIECES), 3)
-        prompt = prompt[: len(prompt) - 2] if len(prompt) == limit else prompt
+        prompt = prompt if limit is None else prompt[: limit - 2]
         short, whole, pieces = (self.model.new_row() for _ in range(3))
-        cut = min(PIECES[0], len(prompt) - 1)
-        texts = (self.texts[0], prompt, prompt[:cut])
+        cut = min(PIECES[0], max(1, len(prompt) - PIECES[1]))
+        texts = (self.texts[0][: self.half], prompt, prompt[:cut])
         self.model.forward([Feed(row, text, 1) for row, text in zip((short, whole, pieces), texts, strict=True)])
         self.model.forward([Feed(pieces, prompt[cut:], 1)])
-        steps = STEPS if limit is None else max(1, min(STEPS, limit - short.length))
+        steps = STEPS if limit is None else min(STEPS, limit - self.half)
         rows: list[Row] = [short]
         for length in LONG:
             row = short.fork()
@@ -229,7 +229,7 @@ def _widest_difference(layer: Any, inputs: int, outputs: int, dtype: torch.dtype
     """The largest tried number of tokens with other bits than 32 at once have; 0 for none."""
     x = _revealing(layer, inputs, outputs).to(dtype)
     whole = layer(x)
-    tries = max(2, (1 << 24) // (inputs * outputs))
+    tries = min(max(2, (1 << 24) // (inputs * outputs)), 8)
     for count in PRODUCTS:
         for start in range(0, min(32 - count, tries * count), count):
             if not torch.equal(layer(x[:, start : start + count]), whole[:, start : start + count]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,10 @@ def encode(tokenizer: Any, prompt: Any, name: str) -> list[int]:
     if tokenizer is None:
         raise PromptError(f"{name} has no tokenizer: give the prompt as token ids, or its level a tokenizer=...")
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
+        try:
+            return list(tokenizer(prompt)["input_ids"])
+        except Exception as error:  # a lone surrogate, for example: not a text that can be encoded
+            raise PromptError(f"the tokenizer of {name} refuses this text: {first_line(error)}") from error
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {name} has no chat template: give the prompt as a string")
     try:
@@ -38,9 +42,12 @@ def encode(tokenizer: Any, prompt: Any, name: str) -> list[int]:
 
 
 def _ids(prompt: Any) -> list[int]:
+    plain = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     try:
-        return [int(token) for token in prompt]
-    except (TypeError, ValueError):
+        if not isinstance(plain, (list, tuple)):
+            raise TypeError
+        return [operator.index(token) for token in plain]
+    except TypeError:
         raise PromptError(
             f"a prompt is a string, a list of token ids or chat messages, not {type(prompt).__name__}"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,7 +29,8 @@ class LevelStats:
         k_mean: mean K of the rounds in which it proposed.
         bypassed_rounds: rounds in which it passed the question on.
         dropped: proposals that failed or broke the contract.
-        decisions: (round, what, reason) whenever its governor changed its mind.
+        decisions: (round, what, reason) whenever its governor changed its mind. `what` is "wait" (a
+            model whose prompt is not worth prefilling yet), "propose", "bypass" or "off".
     """
 
     name: str
@@ -168,7 +170,9 @@ class Request:
 
     def ask(self) -> Ask:
         """What the engine asks the target for in a round: at least one token."""
-        return Ask(self.context, 1, self.remaining, self.params, self.noise, len(self.prompt))
+        # The walk must stop where a stop string is complete, or processors would run past the text's end.
+        ends = copy.deepcopy(self.text).push if self.text is not None and self.params.stop else None
+        return Ask(self.context, 1, self.remaining, self.params, self.noise, len(self.prompt), ends)
 
     def commit(self, tokens: Iterable[int], origins: Sequence[int], logprobs: Sequence[dict[int, float]]) -> Chunk:
         """Appends tokens one by one until one of them ends the text; returns what was added."""
@@ -208,7 +212,8 @@ class Request:
 
     def close(self, reason: str, error: str | None = None) -> Chunk:
         """Ends the request early, with a reason; returns the last chunk."""
-        self.finish_reason, self.error = reason, error
+        self.finish_reason = reason
+        self.error = None if error is None else " ".join(error.split())
         return Chunk(self._piece(), (), (), reason, self.id)
 
     def note_round(self, now: float, own_work: float) -> None:

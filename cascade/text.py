@@ -49,6 +49,14 @@ class TextStream:
             self._cut(len(tail))
         return self.text
 
+    def __deepcopy__(self, memo: object) -> TextStream:
+        """A copy that can be pushed ahead; the decoder is shared."""
+        other = TextStream(self._decode, self._stops)
+        other._ids = self._ids[self._before :]
+        other._read = self._read - self._before
+        other.text, other.stopped = self.text[-self._longest :], self.stopped
+        return other
+
     @property
     def safe(self) -> int:
         """How much of `text` can be shown: an end that may become a stop string is held back."""

@@ -120,8 +120,9 @@ def test_the_conclusion_says_where_a_level_paid_and_why_it_was_bypassed():
     ]
     first, last = map(str, demo_report.conclusions(outcomes))
     assert first == (
-        "table paid in edit (2 of 3 tokens); never began in think (not worth a prefill); "
-        "bypassed in the end in write (alpha 0.10 under threshold 0.30)."
+        "table: edit 2 of 3 tokens, 0.90 s saved; "
+        "write 1 of 3 tokens, 0.05 s lost, bypassed in the end (alpha 0.10 under threshold 0.30); "
+        "think 0 of 3 tokens, 1.00 s lost, never began (not worth a prefill)."
     )
     assert last.startswith("Every text")
 

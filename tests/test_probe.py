@@ -18,7 +18,7 @@ from tests.tiny import FAMILIES, LENGTH, VOCAB, tiny
 
 CASES = [(family, torch.float64) for family in FAMILIES if family not in ("mamba", "gpt_oss")]
 CASES += [(family, torch.bfloat16) for family in FAMILIES if family != "mamba"]
-CASES += [("llama", torch.float32), ("gpt2", torch.float32)]
+CASES += [("llama", torch.float32), ("gpt2", torch.float32), ("gemma3", torch.float32)]
 
 
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
@@ -29,19 +29,19 @@ def test_what_the_probe_claims_is_true(family: str, dtype: torch.dtype) -> None:
     assert (model.trees, model.width) == (found.trees, found.width or 1)
     assert model.exactness.startswith(f"yes, from width {model.width}" if found.width else "no: ")
     assert found.trees == (family != "bloom")
-    assert found.longest == LENGTH
     if found.width:
+        assert found.longest == LENGTH
         assert_bits_do_not_depend_on_company(model, random.Random(1))
 
 
 def assert_bits_do_not_depend_on_company(model: Any, rng: random.Random) -> None:
-    """Six texts read in random pieces with random company have the bits of reading each token alone."""
-    texts = [rng.choices(range(VOCAB), k=rng.randint(30, 60)) for _ in range(6)]
+    """Four texts read in random pieces with random company have the bits of reading each token alone."""
+    texts = [rng.choices(range(VOCAB), k=rng.randint(30, 50)) for _ in range(4)]
     alone = []
     for text in texts:
         row = model.new_row()
         alone.append(torch.cat([model.forward([Feed(row, [token], 1)]) for token in text]))
-    for _ in range(4):
+    for _ in range(3):
         rows = [model.new_row() for _ in texts]
         while pending := [i for i, text in enumerate(texts) if rows[i].length < len(text)]:
             feeds, places = [], []

@@ -92,6 +92,9 @@ def _introduce(engine: Engine, screen: Console) -> None:
     from cascade.cli import show
 
     screen.print(engine.summary(), soft_wrap=True)
+    screen.print(
+        "The model is tiny, and so is its wit: watch who writes what, and that nothing changes.", soft_wrap=True
+    )
     if show.has_colours(screen):
         legend = show.legend(engine.level_names)
         screen.print(Text("\nColours by author: ").append_text(legend), soft_wrap=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: What a level's last decision can be where it does not propose, in words.
 LEFT_OUT = {"wait": "never began", "bypass": "bypassed in the end", "off": "off"}
+NOTEWORTHY = 0.01  # share of a task's plain time from which a level's savings or losses are named
 WIDE = 100  # columns from which the table has room to breathe
 
 
@@ -67,6 +68,10 @@ def show(outcomes: Sequence[Outcome], screen: Console) -> None:
     """Prints the table and what follows from it."""
     screen.print()
     screen.print(table(outcomes, gap=2 if screen.width >= WIDE else 1))
+    screen.print(
+        "alpha: drafted tokens that held, of those tested. K: tokens asked for at a time. speed, time: against plain "
+        "decoding, by turns in this run; more speed and less time is better."
+    )
     screen.print()
     for line in conclusions(outcomes):
         screen.print(line)
@@ -76,7 +81,7 @@ def table(outcomes: Sequence[Outcome], gap: int = 2) -> Table:
     """A row per task. Acceptance is alpha = accepted / tested, K the mean number of tokens asked for."""
     lower = outcomes[0].levels[:-1]
     numbers = ["tokens", "tokens/\nforward", *(f"{level.name}\nalpha/K" for level in lower)]
-    numbers += ["cascade\nseconds", "plain\nseconds", "\nfaster", "first\ntoken"]
+    numbers += ["cascade\nseconds", "plain\nseconds", "\nspeed", "1st token\ntime"]
     made = screen_parts.table("task", *numbers, "same\ntext", right=numbers, gap=gap)
     for outcome in outcomes:
         stats = outcome.cascade.result.stats
@@ -111,20 +116,23 @@ def conclusions(outcomes: Sequence[Outcome]) -> list[Text]:
 
 
 def _verdict(outcomes: Sequence[Outcome], index: int) -> Text:
-    """One level in words: where it paid for itself, and where and why it was out of use in the end."""
-    paid = [
-        f"{outcome.task.name} ({outcome.written_by(index)} of {len(outcome.cascade.result.tokens)} tokens)"
-        for outcome in outcomes
-        if outcome.saved_by(index) > 0
-    ]
+    """One level in words: what it saved or cost per task, and where and why it was out of use in the end."""
     line = Text(outcomes[0].levels[index].name, screen_parts.style_of(index, len(outcomes[0].levels)))
-    line.append(f" paid in {', '.join(paid)}" if paid else " paid in no task")
-    for what, words in LEFT_OUT.items():
-        out = [(o.task.name, last[2]) for o in outcomes if (last := _last(o.levels[index])) and last[1] == what]
-        if out:
-            reason = out[-1][1].removesuffix(": bypassed")
-            line.append(f"; {words} in {', '.join(name for name, _ in out)} ({reason})")
+    parts = [part for outcome in outcomes if (part := _balance(outcome, index))]
+    line.append(": " + ("; ".join(parts) if parts else "nothing to gain in any task"))
     return line.append(".")
+
+
+def _balance(outcome: Outcome, index: int) -> str:
+    """What a level did for one task; empty where it made no difference worth a word."""
+    saved, last = outcome.saved_by(index), _last(outcome.levels[index])
+    words = []
+    if abs(saved) > NOTEWORTHY * outcome.plain.seconds:
+        tokens = f"{outcome.written_by(index)} of {len(outcome.cascade.result.tokens)} tokens"
+        words.append(f"{tokens}, {abs(saved):.2f} s {'saved' if saved > 0 else 'lost'}")
+    if last is not None and last[1] in LEFT_OUT:
+        words.append(f"{LEFT_OUT[last[1]]} ({last[2].removesuffix(': bypassed')})")
+    return f"{outcome.task.name} {', '.join(words)}" if words else ""
 
 
 def _last(level: LevelStats) -> tuple[int, str, str] | None:

@@ -10,7 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cascade.config import CascadeConfig, LevelConfig, load_config
+from cascade.config import CascadeConfig, LevelConfig
+from cascade.config_file import load_config
 from cascade.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

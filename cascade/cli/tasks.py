@@ -55,8 +55,8 @@ TASKS = (
     ),
     Task(
         "write",
-        "Write freely: a short story about a clockmaker and a fox.",
-        "Write a short story about a clockmaker and a fox.",
+        "Write freely: a short story about a clockmaker.",
+        "Write a short story about a clockmaker.",
     ),
 )
 
