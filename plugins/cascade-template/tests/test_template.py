@@ -1,23 +1,25 @@
 import numpy as np
 import pytest
-from cascade_template import BigramDrafter
+from cascade_template import BigramDrafter as Mine
 
 from cascade import Ask, Context, SamplingParams
 from cascade.plugins import create
 
+DISTRIBUTION, MODULE, PLUGIN, NAME = "cascade-template", "cascade_template", "template", "bigram"
+
 
 def propose(tokens, want=4, cap=8, committed=None, **options):
-    drafter = create().drafter("bigram", **options)
+    drafter = create().drafter(NAME, **options)
     ask = Ask(Context(0, tokens, committed), want, cap, SamplingParams(), None)
     [draft] = drafter.propose([ask])
     return list(draft.tokens)
 
 
 def test_the_installed_plugin_is_found():
-    assert isinstance(create().drafter("bigram"), BigramDrafter)
-    [row] = [row for row in create().listing() if row.name == "bigram"]
-    assert (row.plugin, row.module) == ("template", "cascade_template")
-    assert row.distribution.startswith("cascade-template ")
+    assert isinstance(create().drafter(NAME), Mine)
+    [row] = [row for row in create().listing() if row.name == NAME]
+    assert (row.plugin, row.module) == (PLUGIN, MODULE)
+    assert row.distribution.startswith(f"{DISTRIBUTION} ")
 
 
 def test_follows_the_most_frequent_pairs():
