@@ -132,6 +132,7 @@ def main() -> int:
     parser.add_argument("--model")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--only", choices=("generate", "tasks", "batch"), help="one part of it")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(2)
@@ -144,15 +145,16 @@ def main() -> int:
         out[name] = figures
         show(name, figures)
 
-    for batch in (1, 4, 8):
+    parts = (args.only,) if args.only else ("generate", "tasks", "batch")
+    for batch in (1, 4, 8) if "generate" in parts else ():
         note(f"generate, batch {batch}", against_generate(engine, batch, args.tokens // (1 + batch // 4), args.repeats))
     greedy = SamplingParams(max_new_tokens=args.tokens)
     sampled = dataclasses.replace(greedy, temperature=0.8, top_p=0.9, seed=1)
     chats = [[{"role": "user", "content": task.prompt}] for task in TASKS]
-    for task, chat in zip(TASKS, chats, strict=True):
+    for task, chat in zip(TASKS, chats, strict=True) if "tasks" in parts else ():
         note(f"{task.name}, greedy", against_plain(engine, [chat], greedy, args.repeats))
         note(f"{task.name}, sampled", against_plain(engine, [chat], sampled, args.repeats))
-    for batch in (4, 8):
+    for batch in (4, 8) if "batch" in parts else ():
         many = [chats[i % len(chats)] for i in range(batch)]
         note(f"tasks, batch {batch}", against_plain(engine, many, greedy, args.repeats))
     if args.json:
