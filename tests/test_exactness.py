@@ -198,38 +198,25 @@ def test_a_tree_from_a_drafter_is_verified_on_each_path(models) -> None:
             assert result.tokens == plain(target, PROMPTS[1:2], SAMPLED)[0]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_bits_are_equal_where_the_probe_says_so(family: str) -> None:
-    """bf16: each emitted token's logits, plain and through the cascade, in company and alone, past 1,024 keys."""
-    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
-    target = tiny(family, torch.bfloat16, **{limit: 1400})
-    prompts = [[i * 7 % 200 + 3 for i in range(1010)], PROMPTS[3], PROMPTS[2]]
-    params = dataclasses.replace(GREEDY, max_new_tokens=30)
+def assert_same_bits(target, prompts: list[list[int]], new: int) -> None:
+    """Every emitted token's logits: plain and alone, against cascades of several K, alone and in company."""
+    params = SamplingParams(max_new_tokens=new, ignore_eos=True)
 
     def run(*levels: LevelConfig, batch: bool) -> list[tuple[list[int], list[torch.Tensor]]]:
-        out = []
         made = engine(*levels, LevelConfig(model=target, name="target"))
         if made.model.probed.width is None:
             pytest.skip(f"the probe says {made.model.exactness}")
         kept: dict[int, list[torch.Tensor]] = {}
 
-        class Keep:
+        def keep(number: int):
             """A processor that sees each emitted token's logits, once, in order."""
+            return lambda ids, scores: (kept.setdefault(number, []).append(scores.clone()), scores)[1]
 
-            def __init__(self, number):
-                self.number = number
-
-            def __call__(self, ids, scores):
-                kept.setdefault(self.number, []).append(scores.clone())
-                return scores
-
-        each = [dataclasses.replace(params, logits_processors=[Keep(i)]) for i in range(len(prompts))]
-        results = (
-            made.generate(prompts, each) if batch else [made.generate(p, e) for p, e in zip(prompts, each, strict=True)]
-        )
-        out = [(result.tokens, kept[i][: len(result.tokens)]) for i, result in enumerate(results)]
+        each = [dataclasses.replace(params, logits_processors=[keep(i)]) for i in range(len(prompts))]
+        alone = [made.generate(p, e) for p, e in zip(prompts, each, strict=True)] if not batch else []
+        results = made.generate(prompts, each) if batch else alone
         made.close()
-        return out
+        return [(result.tokens, kept[i]) for i, result in enumerate(results)]
 
     want = run(batch=False)
     texts = [prompt + tokens for prompt, (tokens, _) in zip(prompts, want, strict=True)]
@@ -238,4 +225,27 @@ def test_bits_are_equal_where_the_probe_says_so(family: str) -> None:
         found = run(LevelConfig(drafter=mixed, name="mixed", k=k, controller="fixed"), batch=batch)
         for (tokens, logits), (ids, bits) in zip(found, want, strict=True):
             assert tokens == ids
+            assert len(logits) == len(bits) == new
             assert all(torch.equal(a, b) for a, b in zip(logits, bits, strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_bits_are_equal_where_the_probe_says_so(family: str) -> None:
+    """bf16, prompts read in pieces, past 1,024 keys."""
+    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    target = tiny(family, torch.bfloat16, **{limit: 1400})
+    assert_same_bits(target, [[i * 7 % 200 + 3 for i in range(1010)], PROMPTS[3], PROMPTS[2]], 30)
+
+
+@pytest.mark.slow
+def test_bits_are_equal_on_the_demos_model() -> None:
+    """bf16, past 1,024 and 2,048 keys."""
+    from cascade.demo_model import demo_model
+    from cascade.errors import LoadError
+
+    try:
+        folder = str(demo_model())
+    except LoadError as error:
+        pytest.skip(str(error))
+    prompts = [[(i * i * 31 + 7 * i) % 40000 for i in range(n)] for n in (2040, 1015, 40)]
+    assert_same_bits(folder, prompts, 16)
