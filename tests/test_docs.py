@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.tiny import tiny_folder
 
 import cascade.model
+from tests.tiny import tiny_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
