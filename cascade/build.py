@@ -155,6 +155,7 @@ def _load_transformers(
         max_length=config.max_length,
         progress=progress,
     )
+    loaded.name = str(level.name)  # what errors call it from now on
     return loaded
 
 
