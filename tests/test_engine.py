@@ -170,7 +170,7 @@ def test_never_more_tokens_than_asked(limit: int, k: int) -> None:
 @pytest.mark.parametrize("length", [60, 63, 64])
 @pytest.mark.parametrize("small", [None, 62, 61])
 def test_the_context_limit_holds_on_every_level(length: int, small: int | None) -> None:
-    """D21 (turboderp-org/exllamav2#274): look-ahead was not bounded by the cache size."""
+    """turboderp-org/exllamav2#274: look-ahead was not bounded by the cache size."""
     target = ToyModel(max_length=64)
     prompt = [i % 7 for i in range(length)]
     want = plain(target, [prompt], dataclasses.replace(GREEDY, max_new_tokens=100))[0]
@@ -331,7 +331,7 @@ def test_a_level_that_is_not_there_is_refused() -> None:
 
 
 def test_cancel_ends_one_request_and_is_harmless_afterwards() -> None:
-    """D32 (vllm-project/vllm#28473): an abort between drafting and commit left negative counters."""
+    """vllm-project/vllm#28473: an abort between drafting and commit left negative counters."""
     target = ToyModel()
     engine = build(cascade_levels(3, target, 4, "pid"))
     stream = engine.stream(PROMPTS[0], dataclasses.replace(GREEDY, max_new_tokens=400))

@@ -62,7 +62,7 @@ def plain(target, prompts, params) -> list[list[int]]:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("family", FOUR)
 def test_same_ids_for_any_depth_k_and_batch(family: str, depth: int, params: SamplingParams, models) -> None:
-    """D01 (huggingface/transformers#30042): wrong positions after a rewind; D22 (Blaizzy/mlx-vlm#1155): ragged rows."""
+    """huggingface/transformers#30042: wrong positions after a rewind; Blaizzy/mlx-vlm#1155: ragged rows."""
     target, draft = models(family)
     want = plain(target, PROMPTS, params)
     for k in (1, 3, 16):
@@ -78,7 +78,7 @@ def test_same_ids_for_any_depth_k_and_batch(family: str, depth: int, params: Sam
 @pytest.mark.parametrize("kind", ["oracle", "wrong", "mixed", "empty"])
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
 def test_scripted_drafters(family: str, kind: str, params: SamplingParams, models) -> None:
-    """D08 (huggingface/transformers#48280): windows that fill up while drafts are rejected."""
+    """huggingface/transformers#48280: windows that fill up while drafts are rejected."""
     target, _ = models(family)
     want = plain(target, PROMPTS, params)
     texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, want, strict=True)]
@@ -102,7 +102,7 @@ def test_a_copy_of_the_target_is_always_accepted(family: str, params: SamplingPa
 
 
 def test_the_draft_cache_keeps_up_after_rejections(models) -> None:
-    """D07 (lablup/mlxcel#994): a draft cache rewound too far fell behind; acceptance decayed."""
+    """lablup/mlxcel#994: a draft cache rewound too far fell behind; acceptance decayed."""
     target, _ = models("llama")
 
     class Spoiled(ScriptedDrafter):
@@ -133,7 +133,7 @@ def test_the_draft_cache_keeps_up_after_rejections(models) -> None:
 
 @PARAMS
 def test_padded_heads_never_emit_the_surplus(params: SamplingParams) -> None:
-    """D18 (vllm-project/vllm#7252): one tokenizer, heads padded to different sizes."""
+    """vllm-project/vllm#7252: one tokenizer, heads padded to different sizes."""
     from tests.tiny import padded_head, tokenizer
 
     words = tokenizer(VOCAB)
@@ -153,7 +153,7 @@ def test_padded_heads_never_emit_the_surplus(params: SamplingParams) -> None:
 @pytest.mark.parametrize("length", [60, 63, 64])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_context_limit_with_real_positions(family: str, length: int) -> None:
-    """D21 (turboderp-org/exllamav2#274): look-ahead not bounded by the context."""
+    """turboderp-org/exllamav2#274: look-ahead not bounded by the context."""
     name = "n_positions" if family == "gpt2" else "max_position_embeddings"
     target = tiny(family, **{name: 64})
     prompt = [i % 50 + 3 for i in range(length)]
@@ -169,7 +169,7 @@ def test_the_context_limit_with_real_positions(family: str, length: int) -> None
 
 
 def test_a_tree_from_a_drafter_is_verified_on_each_path(models) -> None:
-    """D37 (lablup/mlxcel#1214): nodes placed by index instead of depth."""
+    """lablup/mlxcel#1214: nodes placed by index instead of depth."""
     from cascade import Draft, Drafter
 
     target, _ = models("llama")

@@ -63,7 +63,7 @@ def with_draft(share: float, *below: LevelConfig, **config) -> Bench:
 
 
 def test_a_wrong_drafter_is_bypassed_and_costs_next_to_nothing() -> None:
-    """D30 (snowflakedb/ArcticInference#185): drafting made things slower at low acceptance."""
+    """snowflakedb/ArcticInference#185: drafting made things slower at low acceptance."""
     truth = Bench().engine.generate(PROMPT, LONG).tokens
     bench = Bench(LevelConfig(drafter=ScriptedDrafter([PROMPT + truth], "wrong"), name="wrong", k=4))
     plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
@@ -154,7 +154,7 @@ def test_a_bypassed_level_passes_the_question_on() -> None:
 
 
 def test_every_level_hears_what_was_committed() -> None:
-    """D36 (ggml-org/llama.cpp#23269): drafters that had not produced the draft were not told."""
+    """ggml-org/llama.cpp#23269: drafters that had not produced the draft were not told."""
     truth = with_draft(0.9).seconds(LONG)[1].tokens
     oracle = ScriptedDrafter([PROMPT + truth], "mixed")
     heard: list[int] = []
@@ -195,7 +195,7 @@ def test_a_trace_holds_one_line_a_round(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind_after_many_requests() -> None:
-    """D29 (vllm-project/vllm#15506): per-request tables were freed on one path only."""
+    """vllm-project/vllm#15506: per-request tables were freed on one path only."""
     bench = with_draft(0.5, LevelConfig(drafter="ngram"))
     params = SamplingParams(max_new_tokens=6)
     for i in range(40):

@@ -113,7 +113,7 @@ class Words(ToyModel):
 
 @pytest.mark.parametrize("kind", [None, "oracle", "mixed"])
 def test_processors_stop_where_a_stop_string_does(kind: str | None) -> None:
-    """D16 (sgl-project/sglang#26330) and D14: called once per emitted token, never past the text's end."""
+    """sgl-project/sglang#26330: called once per emitted token, never past the text's end."""
     calls: list[int] = []
 
     def count(ids, scores):
@@ -192,7 +192,7 @@ def test_a_failed_build_changes_nothing(tmp_path) -> None:
 
 
 def test_a_module_gets_its_mode_back_from_the_last_engine() -> None:
-    """D28 (ai2cm/ace#1019): a model left in another mode than its owner's."""
+    """ai2cm/ace#1019: a model left in another mode than its owner's."""
     module = tiny("gpt2", resid_pdrop=0.5).train()
     first, second = engine(LevelConfig(model=module)), engine(LevelConfig(model=module))
     want = first.generate(PROMPT, PARAMS).tokens

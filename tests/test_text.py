@@ -18,7 +18,7 @@ def decode_bytes(ids: Sequence[int]) -> str:
 
 @given(st.text(max_size=40))
 def test_pieces_join_to_the_text_and_never_hold_half_a_character(text: str) -> None:
-    """D33 (ai-dynamo/dynamo#12630): replacement characters when a character was split over tokens."""
+    """ai-dynamo/dynamo#12630: replacement characters when a character was split over tokens."""
     stream, shown = TextStream(decode_bytes), 0
     for byte in text.encode():
         stream.push(byte)
@@ -49,7 +49,7 @@ def test_a_text_that_ends_inside_a_character_is_decoded_as_it_is() -> None:
     ],
 )
 def test_the_text_is_cut_before_the_earliest_stop_string(text: str, stops: list[str], want: str) -> None:
-    """D14 (sgl-project/sglang#23802): a stop string that finished early in a block was missed."""
+    """sgl-project/sglang#23802: a stop string that finished early in a block was missed."""
     stream = TextStream(decode_bytes, stops)
     shown = ""
     for byte in text.encode():
