@@ -147,6 +147,10 @@ class SamplingParams:
         for level in self.levels or ():
             _require(isinstance(level, str), f"levels must be names of levels, not {level!r}")
 
+    def ends(self, end_ids: Iterable[int]) -> frozenset[int]:
+        """The ids that end a text: `stop_token_ids`, and the model's own unless they are ignored."""
+        return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else end_ids)
+
 
 @strict
 @dataclass(frozen=True)

@@ -89,6 +89,10 @@ class Ask:
     prompt_length: int = 0
     ends: Callable[[int], bool] | None = None
 
+    def below(self, context: Context, want: int, cap: int) -> Ask:
+        """The same request's question to a drafter below: how the text ends is the target's business."""
+        return Ask(context, want, cap, self.params, self.noise, self.prompt_length)
+
 
 @dataclass(slots=True)
 class Draft:

@@ -197,7 +197,7 @@ class Engine:
         limit = len(ids) + params.max_new_tokens
         if self.max_length is not None:
             limit = min(limit, self.max_length)
-        ends = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.model.end_ids)
+        ends = params.ends(self.model.end_ids)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         samples: list[Request] = []
         for i in range(params.n):
@@ -284,7 +284,7 @@ class Engine:
         if row.error is not None and request.finish_reason is None:
             end = request.close("error", f"{type(row.error).__name__}: {row.error}")
             chunk = replace(chunk, text=chunk.text + end.text, finish_reason=end.finish_reason)
-        self.target.settle(request.context)
+        self.target.settle(request.context, request.length - len(request.prompt))
         for governor in self._governors():
             for _, verdict in row.verdicts:
                 governor.tell(request.id, verdict)

@@ -10,7 +10,6 @@ from cascade.control.gate import Gate
 from cascade.draft import Draft
 
 if TYPE_CHECKING:
-    from cascade.config import SamplingParams
     from cascade.governor import Governor
 
 
@@ -30,7 +29,6 @@ NOTHING = Proposal(Draft(()))
 class GovernedRow:
     """What a governor keeps of one request."""
 
-    params: SamplingParams
     controller: Controller
     gate: Gate
     barred: str | None = None  # why the request may not use this level at all
@@ -38,7 +36,6 @@ class GovernedRow:
     bypassed: bool = False  # in the latest round
     shadow: tuple[int, list[int]] | None = None  # (position, tokens) proposed for free scoring only
     rounds: int = 0
-    prompt_length: int = 0
     emitted: int = 0
     k: int | None = None
     k_sum: int = 0

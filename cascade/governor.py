@@ -93,7 +93,7 @@ class Governor:
             barred = "the request's levels leave it out"
         elif self.config.k == 0:
             barred = "k=0 in the configuration"
-        row = GovernedRow(params, self.controller(), Gate(bypass, costly=isinstance(self.drafter, Level)), barred)
+        row = GovernedRow(self.controller(), Gate(bypass, costly=isinstance(self.drafter, Level)), barred)
         if barred:
             row.decide("off", barred)
         self.rows[row_id] = row
@@ -104,15 +104,15 @@ class Governor:
             row.decide("off", row.barred)
             self._complain(row, error)
 
-    def settle(self, context: Context) -> None:
+    def settle(self, context: Context, emitted: int) -> None:
         """The target committed: score what was proposed in the shadow, drop what is now wrong."""
         row = self.rows[context.row_id]
         row.rounds += 1
-        row.emitted = len(context) - row.prompt_length
+        row.emitted = emitted
         if row.shadow is not None:
             self._score_shadow(row, context)
         if isinstance(self.drafter, Level):
-            self.drafter.settle(context)
+            self.drafter.settle(context, emitted)
 
     def end(self, row_id: int) -> None:
         """A request ended, here and below."""
@@ -133,16 +133,17 @@ class Governor:
         proposals = [NOTHING] * len(asks)
         own: list[tuple[int, Ask]] = []
         passed: list[tuple[int, Ask]] = []
+        estimates = self._estimates(verifier, len(asks))
         for i, ask in enumerate(asks):
             # A prompt's own forward is bound by arithmetic: drafts would delay the first token, and soon
             # there are plenty of rounds.
             if ask.cap <= 0 or ask.context.committed == ask.prompt_length:
                 continue
-            k = self._decide(ask, verifier, len(asks))
+            k = self._decide(ask, verifier, estimates)
             if k:
                 # A level may hand up more than K: what its own model verified on the way is good to have.
                 cap = min(ask.cap, max(k, self.config.k_max))
-                own.append((i, Ask(ask.context, min(k, cap), cap, ask.params, ask.noise, ask.prompt_length)))
+                own.append((i, ask.below(ask.context, min(k, cap), cap)))
             else:
                 passed.append((i, ask))
         if own:
@@ -161,14 +162,14 @@ class Governor:
             if len(drafts) != len(asks):
                 raise ValueError(f"{len(drafts)} drafts for {len(asks)} asks")
         except Exception as error:
-            return [self._drop(ask, error, k=ask.want) for ask in asks]
+            return [self._drop(ask, error) for ask in asks]
         seconds = self.clock() - began
         proposals = []
         for ask, draft in zip(asks, drafts, strict=True):
             try:
                 checked = check_draft(draft, ask.cap, self.vocab_size)
             except Exception as error:
-                proposals.append(self._drop(ask, error, k=ask.want))
+                proposals.append(self._drop(ask, error))
                 continue
             if checked.origin is None or not isinstance(self.drafter, Level):
                 checked.origin = self.index  # only a level knows of others below it
@@ -181,9 +182,9 @@ class Governor:
             self.costs.observe_draft(self.name, 1, seconds / drafted)
         return proposals
 
-    def _drop(self, ask: Ask, error: Exception, k: int) -> Proposal:
+    def _drop(self, ask: Ask, error: Exception) -> Proposal:
         self._complain(self.rows[ask.context.row_id], error)
-        return Proposal(Draft(()), self, k)
+        return Proposal(Draft(()), self, ask.want)
 
     def _complain(self, row: GovernedRow, error: Exception) -> None:
         """Counts what a drafter did wrong; the first time in a request it is also logged."""
@@ -195,10 +196,9 @@ class Governor:
 
     # -- deciding ------------------------------------------------------------------------------------
 
-    def _decide(self, ask: Ask, verifier: Level, batch: int) -> int:
+    def _decide(self, ask: Ask, verifier: Level, estimates: Estimates) -> int:
         """K for this row now; 0 where the level is bypassed."""
         row = self.rows[ask.context.row_id]
-        estimates = self._estimates(verifier, batch)
         k = 0 if row.barred else self._gated(row, ask, estimates, verifier)
         row.bypassed = k == 0
         row.k = k or None
@@ -212,7 +212,6 @@ class Governor:
             return 0
         k = self._next_k(row, estimates)
         gain = self._speedup(row, k, estimates) / self._without(ask)
-        row.prompt_length = ask.prompt_length
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
             worth, reason = self._invest(row, ask, level, gain, emitted, verifier)
@@ -309,8 +308,7 @@ class Governor:
                 self._learn(row, tested, accepted)
                 row.controller.observe(Outcome(0, 0, tested, accepted))
         else:
-            shadow = Ask(ask.context, k, min(k, ask.cap), ask.params, ask.noise, ask.prompt_length)
-            draft = self._propose([shadow], verifier)[0].draft
+            draft = self._propose([ask.below(ask.context, k, min(k, ask.cap))], verifier)[0].draft
             row.shadow = (len(ask.context), list(first_path(draft).tokens))
         row.gate.probe_cost = (self.clock() - began) / unit if unit else 0.0
 

@@ -133,13 +133,13 @@ class Level(Drafter):
         if self.source is not None and isinstance(self.source.drafter, Level):
             self.source.drafter.fork(parent, row_id)
 
-    def settle(self, context: Context) -> None:
-        """Drops what the cache holds beyond the committed tokens, here and below."""
+    def settle(self, context: Context, emitted: int) -> None:
+        """Drops what the cache holds beyond the committed tokens, here and below; `emitted` of them are new."""
         row = self.rows.get(context.row_id)
         if row is not None:
             row.cache.sync(context.tokens)
         if self.source is not None:
-            self.source.settle(context)
+            self.source.settle(context, emitted)
 
     def end(self, row_id: int) -> None:
         """A request ended: its cache is freed, here and below."""
@@ -187,10 +187,10 @@ class Level(Drafter):
             return [NOTHING] * len(active)
         asks = []
         for row in active:
-            ask, cap = row.ask, row.room - keep
+            cap = row.room - keep
             if self.model.max_length is not None:
                 cap = min(cap, self.model.max_length - len(row.context))
-            asks.append(Ask(row.context, cap, cap, ask.params, ask.noise, ask.prompt_length))
+            asks.append(row.ask.below(row.context, cap, cap))
         return self.source.draft(asks, self)
 
     def _score(

@@ -56,7 +56,7 @@ class Sampler:
         self._temperature = float(params.temperature) or 1.0
         self._processors = () if draft else tuple(params.logits_processors)
         self._logprobs = None if draft else params.logprobs
-        self._ends = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_ids)
+        self._ends = params.ends(end_ids)
         self.plain = (
             self.greedy
             and not self._processors

@@ -224,3 +224,11 @@ def test_own_work_is_small_next_to_the_budget(batch: int) -> None:
     results = engine.generate([PROMPT] * batch, LONG)
     own = sum(r.stats.own_work_s for r in results) / sum(r.stats.target_forwards for r in results)
     assert own < 0.05
+
+
+def test_a_texts_length_is_its_own_whether_or_not_it_speculated() -> None:
+    bench = with_draft(0.9)
+    prompt, params = [i % 11 for i in range(200)], SamplingParams(max_new_tokens=9)
+    for speculate in (True, False, False, False, True, False):
+        bench.engine.generate(prompt, dataclasses.replace(params, speculate=speculate))
+    assert bench.engine.target.source.investment.typical_length == 9
