@@ -39,10 +39,10 @@ class GovernedRow:
     emitted: int = 0
     k: int | None = None
     k_sum: int = 0
-    drafts: int = 0
     drafted: int = 0
     tested: int = 0
     accepted: int = 0
+    verdicts: list[tuple[int, int, int]] = field(default_factory=list)  # per proposal: proposed, tested, accepted
     dropped: int = 0
     bypassed_rounds: int = 0
     seconds: float = 0.0

@@ -284,7 +284,7 @@ class Governor:
         row.tested += verdict.tested
         row.accepted += verdict.accepted
         if verdict.proposed:
-            row.drafts += 1
+            row.verdicts.append((verdict.proposed, verdict.tested, verdict.accepted))
             row.k_sum += proposal.k
         row.tau += FAST * (verdict.accepted + 1 - row.tau)
         row.controller.observe(Outcome(proposal.k, verdict.proposed, verdict.tested, verdict.accepted))

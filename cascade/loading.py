@@ -63,10 +63,12 @@ def load_model(
         raise LoadError(
             f"{name}: tokenizer must be a transformers tokenizer or where to find one, not {tokenizer!r:.60}"
         )
+    parameters = _count(module)
     if dtype == "int8":
         progress(f"quantising {name}")
         module = quantized(module, name)
     model = TransformersModel(module, name, tokenizer, max_length, dtype="int8" if dtype == "int8" else None)
+    model.parameters = parameters
     progress(f"trying out {name}")
     try:
         found = _try_out(model)
@@ -129,6 +131,14 @@ def _converted(module: nn.Module, device: Any, dtype: str | None) -> nn.Module:
             plain.bias = part.bias
             memo[id(part)] = plain
     return copy.deepcopy(module, memo).to(device=place, dtype=wanted)
+
+
+def _count(module: Any) -> int:
+    """How many parameters a model has, those in packed layers included and a tied head once."""
+    tied = getattr(module.config.get_text_config(), "tie_word_embeddings", False)
+    head = module.get_output_embeddings() if tied else None
+    packed = [part for part in module.modules() if isinstance(part, PackedLinear) and part is not head]
+    return sum(p.numel() for p in module.parameters()) + sum(p.in_features * p.out_features for p in packed)
 
 
 def _name_of(module: nn.Module) -> str:

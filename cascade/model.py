@@ -144,6 +144,7 @@ class TransformersModel(PackedModel):
             one's close; else, outside of forwards, it works as its owner left it.
         tokenizer: its tokenizer, or None.
         packed: whether one forward carries all rows; else there is one per row.
+        parameters: how many the model has, whatever their precision.
         probed: what the probe found, or None.
     """
 
@@ -164,7 +165,7 @@ class TransformersModel(PackedModel):
         self.max_length = min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
         first = next(module.parameters())
         self.device, self.dtype = first.device, dtype or str(first.dtype).removeprefix("torch.")
-        self.trees, self.exactness = True, "not probed"
+        self.trees, self.exactness, self.parameters = True, "not probed", 0
         self.probed: ProbeResult | None = None
         take(module)
         self._taken = True

@@ -17,44 +17,16 @@ the same numbers however they are read. (These weights had been 4-bit once: othe
 from __future__ import annotations
 
 import copy
-import functools
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cascade.errors import LoadError
+from cascade.int8 import Int8Linear, Joint, JointLinear, activation_steps
 
-TINY = 1e-20  # keeps the scale of zeros from being zero
-
-
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, one scale per output, and activations in 8 bits, one scale per token.
-
-    Each token is mapped to [0, 1] by its own extremes, so the operator is told one scale for all and
-    its sums are exact integers: a token's result has the same bits whatever shares the forward.
-    """
-
-    bias: Tensor | None
-    _sums: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self._steps = activation_steps()
-        self._packed, sums = _pack(weight)
-        self.register_buffer("_sums", sums, persistent=False)
-        self.register_buffer("bias", None if bias is None else bias.detach().float().clone(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], float32."""
-        x = x.float()
-        low, high = torch.aminmax(x, dim=-1, keepdim=True)
-        size = (high - low).clamp_min_(TINY)
-        out = _product((x - low) / size, self._steps, self._packed)
-        out = torch.addcmul(low * self._sums, out, size)  # what every input's `low` contributes, put back
-        return out if self.bias is None else out.add_(self.bias)
+#: Layers that read the same input wherever a module has all of them: the names are those of nearly all families.
+JOINT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Float32Embedding(nn.Module):
@@ -90,12 +62,13 @@ def quantized(module: nn.Module, name: str) -> nn.Module:
     check_supported(next(module.parameters()).device)
     replaced: dict[int, Any] = {}
     for part in module.modules():
+        replaced.update(_joined(part))
         linear = _linear(part)
-        if linear is not None:
+        if linear is not None and id(part) not in replaced:
             replaced[id(part)] = Int8Linear(*linear)
         elif isinstance(part, nn.Embedding):
             replaced[id(part)] = Float32Embedding(part)
-    if not any(isinstance(new, Int8Linear) for new in replaced.values()):
+    if not any(isinstance(new, (Int8Linear, JointLinear)) for new in replaced.values()):
         raise LoadError(f"{name} has no linear layers to quantise: int8 is not for this model")
     twin = copy.deepcopy(module, replaced)  # what has been replaced counts as copied already
     for owner in twin.modules():
@@ -116,30 +89,17 @@ def check_supported(device: torch.device) -> None:
         ) from error
 
 
-@functools.cache
-def activation_steps() -> int:
-    """Into how many steps activations may be divided: 255, or 127 on CPUs whose kernels overflow."""
-    packed, _ = _pack(torch.ones(8, 256))
-    exact = bool((_product(torch.ones(1, 256), 255, packed) - 256).abs().max() < 1)
-    return 255 if exact else 127
-
-
-def _product(x: Tensor, steps: int, packed: object) -> Tensor:
-    """x [..., in] in [0, 1] times the packed weight."""
-    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1 / steps, 0, packed)
-
-
-def _pack(weight: Tensor) -> tuple[object, Tensor]:
-    """The weight [out, in] in the layout of the int8 kernels, and its sum over inputs [out], as rounded."""
-    weight = weight.detach().float()
-    scales = (weight.abs().amax(1) / 127).clamp_min(TINY).double()
-    zeros = torch.zeros(len(scales), dtype=torch.long)
-    with warnings.catch_warnings():
-        # torch calls these tensors deprecated, and has nothing yet that is as fast for a few tokens
-        warnings.simplefilter("ignore", UserWarning)
-        rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        packed = torch.ops.quantized.linear_prepack(rounded, None)
-    return packed, (rounded.int_repr().sum(1) * scales).float()
+def _joined(parent: nn.Module) -> dict[int, Any]:
+    """The replacements, by id, of those of a module's layers that can be computed together."""
+    replaced = {}
+    for names in JOINT:
+        children = [getattr(parent, name, None) for name in names]
+        linears = [linear for child in children if child is not None and (linear := _linear(child)) is not None]
+        if len(linears) == len(names) and len({weight.shape[1] for weight, _ in linears}) == 1:
+            joint = Joint(linears)
+            for index, child in enumerate(children):
+                replaced[id(child)] = JointLinear(joint, index, linears[0][0].shape[1])
+    return replaced
 
 
 def _linear(child: nn.Module) -> tuple[Tensor, Tensor | None] | None:

@@ -99,6 +99,22 @@ class Sampler:
         out[... if ids is None else ids] = self._relative(scores, top, ids).softmax(0)
         return out
 
+    def scores(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """What `sample` takes the largest of: float64 [V], on the logits' device. Raises as it does.
+
+        Log-probabilities after everything that changes them, -inf where nothing is possible; with the
+        noise on top unless the choice is greedy.
+        """
+        scores = self._processed(logits, tokens)
+        _, top = _largest(scores)
+        ids = None if self.greedy else self._survivors(scores, top)
+        kept = ... if ids is None else ids
+        out = torch.full(scores.shape, -math.inf, dtype=torch.float64, device=scores.device)
+        out[kept] = self._relative(scores, top, ids).log_softmax(0)
+        if not self.greedy:
+            out += torch.from_numpy(self.noise.gumbel(len(tokens), np.arange(len(out)))).to(out.device)
+        return out
+
     # -- before the filters --------------------------------------------------------------------------
 
     def _processed(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:

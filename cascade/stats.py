@@ -16,6 +16,7 @@ class Counts(NamedTuple):
     drafted: int
     tested: int
     accepted: int
+    proposals: int
     forwards: int
     decisions: int
 
@@ -46,8 +47,8 @@ class Ledger:
         model = level.rows.get(row_id) if level is not None else None
         forwards = model.forwards if model is not None else 0
         if own is None:
-            return Counts(0, 0, 0, forwards, 0)
-        return Counts(own.drafted, own.tested, own.accepted, forwards, len(own.decisions))
+            return Counts(0, 0, 0, 0, forwards, 0)
+        return Counts(own.drafted, own.tested, own.accepted, len(own.verdicts), forwards, len(own.decisions))
 
     def round(self, request: Request, chunk: Chunk, before: tuple[Counts, ...], batch: int, seconds: float) -> Round:
         """The record of the round that just ended, from the counters before and after it."""
@@ -61,6 +62,7 @@ class Ledger:
                     drafted=new.drafted - old.drafted,
                     tested=new.tested - old.tested,
                     accepted=new.accepted - old.accepted,
+                    verdicts=tuple(own.verdicts[old.proposals :]) if own is not None else (),
                     forwards=new.forwards - old.forwards,
                     bypassed=own.bypassed if own is not None else False,
                     reason=own.decisions[-1][2] if own is not None and new.decisions > old.decisions else None,
@@ -100,7 +102,7 @@ class Ledger:
             forwards=model.forwards if model is not None else 0,
             tokens_fed=model.tokens_fed if model is not None else 0,
             time_s=model.seconds if model is not None else own.seconds if own is not None else 0.0,
-            k_mean=own.k_sum / own.drafts if own is not None and own.drafts else None,
+            k_mean=own.k_sum / len(own.verdicts) if own is not None and own.verdicts else None,
             bypassed_rounds=own.bypassed_rounds if own is not None else 0,
             dropped=own.dropped if own is not None else 0,
             decisions=tuple(own.decisions) if own is not None else (),

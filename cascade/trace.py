@@ -20,6 +20,8 @@ class LevelRound:
     Attributes:
         k: tokens the controller asked for last, None where the level was not asked.
         drafted, tested, accepted: of what it handed up to whoever verified it.
+        verdicts: the same per proposal, [(drafted, tested, accepted)]: a level may propose several times in a
+            round of the target, to a level in between.
         forwards: of its own model.
         bypassed: whether it passed the question on to the drafter below.
         reason: why it changed its mind in this round, if it did.
@@ -30,6 +32,7 @@ class LevelRound:
     drafted: int
     tested: int
     accepted: int
+    verdicts: tuple[tuple[int, int, int], ...]
     forwards: int
     bypassed: bool
     reason: str | None

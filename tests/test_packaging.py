@@ -51,7 +51,7 @@ def test_the_wheel_holds_every_module_and_the_type_markers(wheel):
     here = {
         str(path.relative_to(ROOT))
         for package in ("cascade", "drafters")
-        for pattern in ("*.py", "py.typed")
+        for pattern in ("*.py", "py.typed", "page.*")
         for path in (ROOT / package).rglob(pattern)
     }
     assert here <= set(wheel.namelist())

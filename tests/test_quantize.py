@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from cascade import quantize
+from cascade import int8, quantize
 from cascade.errors import LoadError
+from cascade.int8 import Int8Linear, Joint, JointLinear
 from cascade.model import load
-from cascade.quantize import Float32Embedding, Int8Linear, quantized
+from cascade.quantize import Float32Embedding, quantized
 from cascade.rows import Feed
 from tests.tiny import FOUR, VOCAB, tiny
 
@@ -62,7 +63,7 @@ def test_constant_and_empty_inputs_are_no_special_case() -> None:
 
 @pytest.mark.parametrize("steps", [255, 127])
 def test_both_ranges_of_activations_work(steps: int, monkeypatch) -> None:
-    monkeypatch.setattr(quantize, "activation_steps", lambda: steps)
+    monkeypatch.setattr(int8, "activation_steps", lambda: steps)
     layer, generator = linear()
     x = torch.randn(3, 96, generator=generator)
     torch.testing.assert_close(Int8Linear(layer.weight, layer.bias)(x), layer(x).detach(), rtol=0, atol=1.5)
@@ -138,3 +139,51 @@ def test_a_shared_layer_stays_shared() -> None:
     assert twin.one is twin.two
     assert isinstance(twin.table, Float32Embedding)
     assert copy.deepcopy(twin).one(torch.ones(1, 8)).shape == (1, 8)
+
+
+def test_the_compiled_loops_do_what_torch_would() -> None:
+    layer, generator = linear(960, 200)
+    eight = Int8Linear(layer.weight, layer.bias)
+    for rows in (1, 3, 40):
+        x = torch.randn(rows, 960, generator=generator) * torch.randn(rows, 1, generator=generator)
+        low, high = torch.aminmax(x, dim=-1, keepdim=True)
+        size = (high - low).clamp_min(int8.TINY)
+        product = int8._product((x - low) / size, eight._steps, eight._packed)
+        torch.testing.assert_close(eight(x), product * size + (low * eight._sums + layer.bias), rtol=1e-6, atol=1e-5)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    layer, generator = linear()
+    x = torch.randn(3, 96, generator=generator)
+    x[1, 5] = float("nan")
+    found = Int8Linear(layer.weight, layer.bias)(x).isnan()
+    assert found[1].all()
+    assert not found[[0, 2]].any()
+
+
+def test_layers_with_one_input_are_one_product_and_give_what_each_would(monkeypatch) -> None:
+    layers = [linear(64, outputs, bias=outputs != 32)[0] for outputs in (96, 32, 48)]
+    joint = Joint([(layer.weight.detach(), layer.bias) for layer in layers])
+    parts = [JointLinear(joint, i, 64) for i in range(3)]
+    products = []
+    forward = Int8Linear.forward
+    monkeypatch.setattr(Int8Linear, "forward", lambda self, x: products.append(self) or forward(self, x))
+    first, second = torch.randn(2, 5, 64), torch.randn(2, 5, 64)
+    for x in (first, second, first):
+        found = [parts[i](x) for i in (1, 0, 2)]
+        for out, i in zip(found, (1, 0, 2), strict=True):
+            assert torch.equal(out, forward(Int8Linear(layers[i].weight, layers[i].bias), x))
+    assert len(products) == 3
+    parts[0](first), parts[0](first)  # asked twice for the same: computed anew, never another's part
+    assert len(products) == 5
+    for i in (1, 2):
+        parts[i](first)
+    assert joint._input is None  # nothing is kept alive
+
+
+def test_a_model_has_its_sibling_layers_joined() -> None:
+    twin = quantized(tiny("llama", torch.bfloat16), "twin")
+    attention, mlp = twin.model.layers[0].self_attn, twin.model.layers[0].mlp
+    assert attention.q_proj.joint is attention.k_proj.joint is attention.v_proj.joint
+    assert mlp.gate_proj.joint is mlp.up_proj.joint
+    assert isinstance(mlp.down_proj, Int8Linear)

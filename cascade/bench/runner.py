@@ -1,0 +1,160 @@
+"""Asks every system every question, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cascade.bench.peers import RECIPES, peers
+from cascade.bench.questions import Question, prompt_for
+from cascade.bench.sweep import sweep
+from cascade.bench.systems import EngineSystem, PeerError, Rounds, Run, System, token_ids
+from cascade.errors import PromptError
+
+if TYPE_CHECKING:
+    from cascade.bench.setup import Plan
+    from cascade.config import SamplingParams
+    from cascade.engine import Engine
+
+#: What `--against` can name.
+AGAINST = ("plain", *RECIPES)
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Questions that are answered in one call: one, or a batch of one category.
+
+    Attributes:
+        id: unique within a bench; decides who begins.
+        category: of all of them.
+        questions: in the file's order.
+    """
+
+    id: int
+    category: str
+    questions: tuple[Question, ...]
+
+
+def systems_of(plan: Plan, engine: Engine, rounds: Rounds) -> tuple[list[System], dict[str, str]]:
+    """The systems that a plan asks for, in its order, and those that cannot be had, with the reason.
+
+    Args:
+        plan: what is asked.
+        engine: of the plan's configuration.
+        rounds: a plugin that is registered with the engine.
+    """
+    settings = {governor: _setting(engine, governor) for governor in engine.level_names[:-1]}
+    found: list[System] = [EngineSystem("cascade", "this configuration", settings, engine, rounds=rounds)]
+    skipped: dict[str, str] = {}
+    for name in plan.against:
+        if name == "plain":
+            found.append(
+                EngineSystem(name, "this engine without speculation", {"speculate": False}, engine, speculate=False)
+            )
+        else:
+            more, without = peers(engine, [name], plan.batch)
+            found += more
+            skipped.update(without)
+    if plan.sweep:
+        fixed, without = sweep(engine)
+        found += fixed
+        skipped.update(without)
+    return found, skipped
+
+
+def _setting(engine: Engine, name: str) -> str:
+    """How a level below the target is controlled, in words."""
+    governor = engine.target.source
+    while governor is not None and governor.name != name:
+        governor = governor.below
+    assert governor is not None
+    config = governor.config
+    return "off" if config.k == 0 else f"{config.controller}, K {config.k_min} to {config.k_max}"
+
+
+def check_prompts(engine: Engine, questions: Sequence[Question]) -> None:
+    """Raises PromptError for a question that the target cannot answer with at least one token."""
+    for question in questions:
+        length = len(token_ids(engine, prompt_for(engine, question)))
+        if engine.max_length is not None and length >= engine.max_length:
+            raise PromptError(
+                f"question {question.id!r} of category {question.category!r} has {length} tokens, and the context "
+                f"holds {engine.max_length}: shorten it, or leave it out"
+            )
+
+
+def groups(questions: Iterable[Question], size: int, first: int = 0) -> list[Group]:
+    """Questions by category, in order, `size` to a group; the last of a category may have fewer.
+
+    Args:
+        questions: in the file's order.
+        size: at most so many in a group.
+        first: the id of the first group.
+    """
+    members: list[list[Question]] = []
+    open_: dict[str, list[Question]] = {}
+    for question in questions:
+        group = open_.get(question.category)
+        if group is None or len(group) == size:
+            group = open_[question.category] = []
+            members.append(group)
+        group.append(question)
+    return [Group(first + i, group[0].category, tuple(group)) for i, group in enumerate(members)]
+
+
+def warm_up(systems: Sequence[System], group: Group, params: SamplingParams) -> dict[str, str]:
+    """Lets every system answer a few tokens, so that no first question pays for it; returns who failed, and why."""
+    failed = {}
+    short = replace(params, max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens))
+    for system in systems:
+        try:
+            system.run(group.questions, short)
+        except PeerError as error:
+            failed[system.name] = f"failed while it was warmed up: {error}"
+    return failed
+
+
+def measure(
+    systems: Sequence[System],
+    group: Group,
+    params: SamplingParams,
+    repeats: int,
+    tell: Callable[[str], None] = lambda name: None,
+) -> tuple[list[Run], dict[str, str]]:
+    """Has a group answered by every system `repeats` times; returns the runs, and which systems failed.
+
+    Who begins moves on from group to group and from repeat to repeat. Of a system that fails no run of this group
+    is kept: half of its figures would compare with nothing.
+
+    Args:
+        systems: that have not failed.
+        group: the questions.
+        params: how they are answered.
+        repeats: how often.
+        tell: called with a system's name before it begins.
+    """
+    runs: list[Run] = []
+    failed: dict[str, str] = {}
+    for repeat in range(repeats):
+        turn = (group.id + repeat) % len(systems)
+        for system in [*systems[turn:], *systems[:turn]]:
+            if system.name in failed:
+                continue
+            tell(system.name)
+            try:
+                answers = system.run(group.questions, params, detailed=repeat == 0)
+            except PeerError as error:
+                failed[system.name] = f"failed on question {group.questions[0].id}: {error}"
+                continue
+            runs += [_stamped(run, system.name, group, i, repeat) for i, run in enumerate(answers)]
+    return [run for run in runs if run["system"] not in failed], failed
+
+
+def _stamped(run: Run, system: str, group: Group, place: int, repeat: int) -> Run:
+    """A run with what says whose it is, in front."""
+    batch = None if run["batch"] is None else {"id": group.id, **run["batch"]}
+    question = group.questions[place]
+    head = {"system": system, "category": group.category, "question_id": question.id, "repeat": repeat}
+    return {**head, **run, "batch": batch}

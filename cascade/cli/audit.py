@@ -1,0 +1,276 @@
+"""`cascade audit`: replays questions without speculation and compares, token by token."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cascade.cli import FAILED, OK, levels
+from cascade.cli.files import check_writable, write_json
+from cascade.config import CascadeConfig, SamplingParams
+from cascade.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cascade.audit import Case
+    from cascade.bench.questions import Question
+    from cascade.engine import Engine
+    from cascade.plugins import Plugins
+
+ALL = "all"
+FORMAT = 1  # of the file that --json writes
+
+
+def add(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="check that speculation changes no text",
+        description="Decodes questions with speculation and without, and compares the tokens. Where they part, it "
+        "says how close the choice was. Status 1 if anything differs that should not.",
+        conflict_handler="resolve",  # --rule can be repeated here
+    )
+    parser.set_defaults(run=run)
+    levels.add_arguments(parser)
+    group = parser.add_argument_group("what is compared")
+    group.add_argument(
+        "--rule", action="append", default=[], metavar="NAME",
+        help=f"a verification rule; may be repeated; {ALL} is every registered one (default: the config's, or coupled)",
+    )  # fmt: skip
+    group.add_argument("--questions", required=True, metavar="FILE.jsonl", help="Spec-Bench's or HumanEval's lines")
+    group.add_argument("--limit-per-category", type=int, metavar="N", help="only the first N of each category")
+    group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="at most N each (default: 64)")
+    group.add_argument(
+        "--temperature", type=float, action="append", default=[], metavar="T",
+        help="may be repeated (default: 0 and 1 for coupled, 0 for other rules)",
+    )  # fmt: skip
+    group.add_argument("--seeds", type=int, default=1, metavar="N", help="sampled with seeds 0 to N-1 (default: 1)")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest tokens that make up P")
+    group.add_argument(
+        "--threshold", type=float, metavar="NATS",
+        help="where logits are not bit-exact, up to which distance of two tokens at temperature 1 they may change "
+        "places (default: by the target's dtype)",
+    )  # fmt: skip
+    group.add_argument("--json", metavar="OUT.json", help="write the cases to this file as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command: everything that can be refused is, before a model is loaded."""
+    _check(args)
+    out = check_writable("--json", args.json) if args.json else None
+    from cascade.bench.questions import read_questions
+    from cascade.cli import show
+
+    questions = read_questions(args.questions, args.limit_per_category)
+    plans = _plans(args)
+    screen = show.console()
+    records, failed = [], False
+    for number, (rule, params) in enumerate(plans):
+        # From the start again: a drafter object of a config file serves one engine.
+        config, plugins = _configured(args, rule)
+        if number:
+            screen.print()
+        record = _audited(config, plugins, questions, params, args.threshold, screen)
+        failed = failed or any(case["verdict"] in ("defect", "error") for case in record["cases"])
+        records.append(record)
+    if out is not None:
+        from cascade.cli.environment import environment
+
+        write_json(out, {"format": FORMAT, "environment": environment(), "audits": records})
+    return FAILED if failed else OK
+
+
+# -- what is asked for -----------------------------------------------------------------------------------
+
+
+def _check(args: argparse.Namespace) -> None:
+    for option in ("max_new_tokens", "seeds", "limit_per_category"):
+        value = getattr(args, option)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+    if args.threshold is not None and not (args.threshold >= 0 and math.isfinite(args.threshold)):
+        raise ConfigError(f"--threshold must be a number of at least 0, not {args.threshold}")
+
+
+def _configured(args: argparse.Namespace, rule: str | None) -> tuple[CascadeConfig, Plugins]:
+    return levels.configured(argparse.Namespace(**{**vars(args), "rule": rule}))
+
+
+def _plans(args: argparse.Namespace) -> list[tuple[str, list[SamplingParams]]]:
+    """Each rule with the parameters it is audited at. Raises ConfigError for a rule that cannot promise them."""
+    config, plugins = _configured(args, None)
+    names = list(dict.fromkeys(args.rule or [config.rule]))
+    if ALL in names:
+        names = plugins.names("rule")
+    from cascade.audit import sampled_refusal
+    from cascade.rules import Coupled
+
+    plans = []
+    for name in names:
+        coupled = issubclass(plugins.rule(name), Coupled)
+        temperatures = list(dict.fromkeys(args.temperature or ([0.0, 1.0] if coupled else [0.0])))
+        if not coupled and any(temperatures):
+            raise ConfigError(sampled_refusal(name))
+        plans.append((name, [params for each in temperatures for params in _params(args, each)]))
+    return plans
+
+
+def _params(args: argparse.Namespace, temperature: float) -> list[SamplingParams]:
+    """The parameters of one temperature, with every seed if it has any use for one."""
+    seeds = range(args.seeds if temperature else 1)
+    return [
+        SamplingParams(max_new_tokens=args.max_new_tokens, temperature=temperature, top_p=args.top_p, seed=seed)
+        for seed in seeds
+    ]
+
+
+# -- one rule --------------------------------------------------------------------------------------------
+
+
+def _audited(
+    config: CascadeConfig,
+    plugins: Plugins,
+    questions: Sequence[Question],
+    params: Sequence[SamplingParams],
+    threshold: float | None,
+    screen: Console,
+) -> dict[str, Any]:
+    """Audits one rule, says what it finds, and returns it as plain values."""
+    from cascade.audit import audit, bit_exact, threshold_of
+    from cascade.bench.questions import prompt_for
+    from cascade.bench.runner import check_prompts
+    from cascade.cli import show
+    from cascade.engine import Engine
+
+    with contextlib.ExitStack() as stack:
+        with show.loading(2 * len(config.levels)) as progress:
+            engine = stack.enter_context(Engine(config, plugins=plugins, progress=progress))
+        check_prompts(engine, questions)
+        prompts = [prompt_for(engine, question) for question in questions]
+        limit = threshold_of(engine.model) if threshold is None else threshold
+        screen.print(_introduction(engine, limit), soft_wrap=True)
+        with _reporter(screen, questions, config.rule, len(questions) * len(params)) as report:
+            cases = audit(engine, prompts, params, limit, report)
+        screen.print(_conclusion(engine, cases), soft_wrap=True)
+        return {
+            "rule": config.rule,
+            "lossless": engine.target.rule.lossless,
+            "summary": engine.summary(),
+            "bit_exact": bit_exact(engine.model),
+            "threshold": None if bit_exact(engine.model) else limit,
+            "max_new_tokens": params[0].max_new_tokens,
+            "cases": [_record(questions[case.prompt], case) for case in cases],
+        }
+
+
+def _record(question: Question, case: Case) -> dict[str, Any]:
+    record = case.as_dict()
+    del record["prompt"]
+    return {"category": question.category, "question_id": question.id, **record}
+
+
+@contextlib.contextmanager
+def _reporter(
+    screen: Console, questions: Sequence[Question], rule: str, total: int
+) -> Iterator[Callable[[Case], None]]:
+    """What to call with each case. A pipe gets a line for each, a terminal a bar and what is not identical."""
+    if not screen.is_terminal:
+        yield lambda case: screen.print(_line(questions[case.prompt], rule, case), soft_wrap=True)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("auditing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def show_case(case: Case) -> None:
+            if case.verdict != "identical":
+                style = "red" if case.failed else "yellow"
+                screen.print(_line(questions[case.prompt], rule, case), style=style, soft_wrap=True)
+            bar.advance(task)
+
+        yield show_case
+
+
+# -- in words --------------------------------------------------------------------------------------------
+
+
+def _introduction(engine: Engine, limit: float) -> str:
+    from cascade.audit import bit_exact
+
+    if bit_exact(engine.model):
+        return f"rule {engine.config.rule}; the target is bit-exact: any difference is a defect"
+    return (
+        f"rule {engine.config.rule}; the target is not bit-exact ({engine.model.exactness}): a difference is a "
+        f"near-tie where the two tokens are at most {limit:.2g} nats apart at temperature 1, else a defect"
+    )
+
+
+def _line(question: Question, rule: str, case: Case) -> str:
+    """One case in a line."""
+    how = _setting(case.params.temperature) + (f" seed {case.params.seed}" if case.params.temperature else "")
+    line = f"{question.category} {question.id}, {rule}, {how}: {_verdict(case)}"
+    if case.error is not None:
+        return f"{line}: {case.error}"
+    if case.divergence is None:
+        return f"{line}, {_count(case.new_tokens, 'token')}"
+    found = case.divergence
+    if found.token is None and found.plain_token is None:
+        return f"{line} at the end: {case.finish_reason!r}, plain decoding {case.plain_finish_reason!r}"
+    line += f" at token {found.position}: {_token(found.token, found.text)}"
+    line += f", plain decoding {_token(found.plain_token, found.plain_text)}"
+    if found.gap is not None:
+        line += f"; top-2 gap {found.gap:.3g} nats"
+    if found.behind is not None and found.behind != found.gap:
+        line += f", the other token {found.behind:.3g} behind"
+    return line
+
+
+def _verdict(case: Case) -> str:
+    verdict = "not lossless: not judged" if case.verdict == "not judged" else case.verdict
+    return verdict.upper() if case.failed else verdict
+
+
+def _token(token: int | None, text: str) -> str:
+    if token is None:
+        return "nothing"
+    return f"{text!r} (id {token})" if text else f"id {token}"
+
+
+def _setting(temperature: float) -> str:
+    return f"temperature {temperature:g}" if temperature else "greedy"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def _conclusion(engine: Engine, cases: Sequence[Case]) -> str:
+    """What was found, and under which conditions."""
+    verdicts = [case.verdict for case in cases]
+    settings = " and ".join(dict.fromkeys(_setting(case.params.temperature) for case in cases))
+    line = (
+        f"{verdicts.count('identical')} of {len(cases)} identical (rule {engine.config.rule}, target "
+        f"{engine.model.dtype}, {_exactness(engine)}; up to {_count(cases[0].params.max_new_tokens, 'token')}, "
+        f"{settings})"
+    )
+    for verdict in ("near-tie", "defect", "error"):
+        if verdict in verdicts:
+            line += f", {_count(verdicts.count(verdict), verdict)}"
+    if "not judged" in verdicts:
+        line += f", {verdicts.count('not judged')} not judged, since the rule is not lossless"
+    tokens, drafted = sum(case.new_tokens for case in cases), sum(case.drafted for case in cases)
+    if not drafted:
+        return f"{line}. No level below the target proposed a token that held, so this audit shows little."
+    return f"{line}. {drafted} of {_count(tokens, 'token')} came from below the target."
+
+
+def _exactness(engine: Engine) -> str:
+    from cascade.audit import bit_exact
+
+    width = getattr(getattr(engine.model, "probed", None), "width", None)
+    return ("bit-exact" + f" from width {width}" * bool(width)) if bit_exact(engine.model) else "not bit-exact"
