@@ -12,7 +12,7 @@ from typing import Any
 
 from cascade.errors import ConfigError, did_you_mean
 
-DTYPES = ("bfloat16", "float32", "float16", "float64", "int8")
+DTYPES = ("bfloat16", "float32", "float16", "float64", "int8", "int4")
 
 
 def strict(cls: type) -> type:
@@ -199,7 +199,7 @@ class LevelConfig:
         model: a hub name, a folder, a GGUF file, a transformers model object, or "self" (a copy of
             the target in `dtype`).
         name: how stats call the level; made unique if left out.
-        dtype: "bfloat16", "float32", "float16", "float64" or "int8" (a quantised draft).
+        dtype: "bfloat16", "float32", "float16", "float64", "int8" or "int4" (quantised drafts).
         device: as torch names it.
         tokenizer: for a model object, or where the model's folder has none.
         k: the first number of tokens to propose; with the controller `fixed` the only one.

@@ -79,6 +79,8 @@ class Ask:
         prompt_length: how many of the context's tokens are the prompt.
         ends: whether a token ends the text for a reason that only the request knows (a stop string);
             called once per token, in order. None below the target.
+        floor: a drafter that knows how sure it is may stop once the chance that all it has drafted holds has
+            fallen under this: the next token would cost more than it could bring. 0: never.
     """
 
     context: Context
@@ -88,10 +90,11 @@ class Ask:
     noise: Noise
     prompt_length: int = 0
     ends: Callable[[int], bool] | None = None
+    floor: float = 0.0
 
-    def below(self, context: Context, want: int, cap: int) -> Ask:
+    def below(self, context: Context, want: int, cap: int, floor: float = 0.0) -> Ask:
         """The same request's question to a drafter below: how the text ends is the target's business."""
-        return Ask(context, want, cap, self.params, self.noise, self.prompt_length)
+        return Ask(context, want, cap, self.params, self.noise, self.prompt_length, floor=floor)
 
 
 @dataclass(slots=True)

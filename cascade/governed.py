@@ -38,6 +38,7 @@ class GovernedRow:
     rounds: int = 0
     emitted: int = 0
     k: int | None = None
+    floor: float = 0.0  # confidence under which the drafter should stop before K
     k_sum: int = 0
     drafted: int = 0
     tested: int = 0

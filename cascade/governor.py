@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cascade.config import BypassConfig, LevelConfig
 from cascade.control.base import Controller, Estimates, Outcome
 from cascade.control.gate import Gate, Investment
-from cascade.control.theory import best_k, speedup
+from cascade.control.theory import best_k, least_confidence, speedup
 from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, GovernedRow, Proposal
@@ -30,6 +30,7 @@ PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level tha
 PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
+STRETCH = 2  # a drafter that stops when in doubt is asked for so many times K
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
 FAST = 0.2  # weight of one round in a request's own rolling figures
 
@@ -143,7 +144,9 @@ class Governor:
             if k:
                 # A level may hand up more than K: what its own model verified on the way is good to have.
                 cap = min(ask.cap, max(k, self.config.k_max))
-                own.append((i, ask.below(ask.context, min(k, cap), cap)))
+                floor = self.rows[ask.context.row_id].floor
+                want = min(k * STRETCH if floor else k, cap)
+                own.append((i, ask.below(ask.context, want, cap, floor)))
             else:
                 passed.append((i, ask))
         if own:
@@ -211,7 +214,10 @@ class Governor:
             row.decide("off", f"the text is longer than the context of {level.name}")
             return 0
         k = self._next_k(row, estimates)
-        gain = self._speedup(row, k, estimates) / self._without(ask)
+        speed = self._speedup(row, k, estimates)
+        gain = speed / self._without(ask)
+        if level is not None and row.controller.adapts:
+            row.floor = least_confidence(estimates.price(1), speed)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
             worth, reason = self._invest(row, ask, level, gain, emitted, verifier)
@@ -252,8 +258,8 @@ class Governor:
         now = self.costs.seconds(verifier.name, 1)
         if seconds is None or now is None:
             return emitted >= 1, "no costs known yet: tried"
-        typical = self.investment.typical_length
-        return self.investment.worth(seconds, now / self._without(ask), gain, emitted, ask.cap + 1, typical)
+        typical, look = self.investment.typical_length, self.below is not None
+        return self.investment.worth(seconds, now / self._without(ask), gain, emitted, ask.cap + 1, typical, look)
 
     def _without(self, ask: Ask) -> float:
         """Speed without this level, against plain: what the drafter below reaches on its own."""

@@ -6,6 +6,7 @@ level, and a level asked by another level is a drafter like any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from cascade.draft import Ask, Context, Draft, Verdict
 from cascade.drafter import Drafter
 from cascade.errors import DecodeError
 from cascade.governed import NOTHING, Proposal
-from cascade.rows import CausalModel, Feed, Row
+from cascade.rows import CausalModel, Feed, Row, Scores
 from cascade.rules import Rule
 from cascade.sampling import Sampler
 
@@ -39,6 +40,7 @@ class Progress:
         tokens, origins: what is held, and the level that first proposed each token.
         logprobs: per token, where the request asks for them (target only).
         verdicts: how each draft fared, with the proposal it came from.
+        confidence: by this level's own probabilities, the chance that all tokens held are its verifier's too.
         ended: the text is over, or this level cannot continue it.
         error: why the row failed.
     """
@@ -49,6 +51,7 @@ class Progress:
     origins: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     verdicts: list[tuple[Proposal, Verdict]] = field(default_factory=list)
+    confidence: float = 1.0
     ended: bool = False
     error: Exception | None = None
 
@@ -59,8 +62,9 @@ class Progress:
 
     @property
     def wants(self) -> bool:
-        """Whether the row stays in the loop: it leaves on want, cap, end or error, each on its own."""
-        return not self.ended and len(self.tokens) < max(self.ask.want, 1) and self.room > 0
+        """Whether the row stays in the loop: it leaves on want, cap, doubt, end or error, each on its own."""
+        enough = len(self.tokens) >= max(self.ask.want, 1) or self.confidence < self.ask.floor
+        return not self.ended and not enough and self.room > 0
 
 
 @dataclass(slots=True)
@@ -161,11 +165,11 @@ class Level(Drafter):
         progress = [Progress(ask, ask.context) for ask in asks]
         while active := [p for p in progress if p.wants and self.fits(p.context)]:
             proposals = self._ask_below(active)
-            logits, picks = self._score(active, proposals)
+            scores = self._score(active, proposals)
             start = 0
             for row, proposal in zip(active, proposals, strict=True):
                 stop = start + len(proposal.draft) + 1
-                self._judge(row, proposal, logits[start:stop], None if picks is None else picks[start:stop])
+                self._judge(row, proposal, scores.part(start, stop))
                 start = stop
         return progress
 
@@ -193,10 +197,8 @@ class Level(Drafter):
             asks.append(row.ask.below(row.context, cap, cap))
         return self.source.draft(asks, self)
 
-    def _score(
-        self, active: Sequence[Progress], proposals: Sequence[Proposal]
-    ) -> tuple[torch.Tensor, list[int | None] | None]:
-        """One packed forward: logits [sum of (N + 1), V] and, for greedy rows, each node's best token."""
+    def _score(self, active: Sequence[Progress], proposals: Sequence[Proposal]) -> Scores:
+        """One packed forward over all rows, N + 1 positions of each."""
         began = self.clock()
         feeds = []
         for row, proposal in zip(active, proposals, strict=True):
@@ -204,16 +206,10 @@ class Level(Drafter):
             cached = state.cache.sync(row.context.tokens)
             tokens = row.context.tokens[cached:].tolist() + list(draft.tokens)
             feeds.append(Feed(state.cache, tokens, len(draft) + 1, draft.parents))
-        logits = self.model.forward(feeds)
-        picks = None
-        if any(self._sampler(row.ask).plain for row in active):
-            best = logits.max(-1)
-            picks = [
-                None if bad else pick
-                for pick, bad in zip(best.indices.tolist(), (~best.values.isfinite()).tolist(), strict=True)
-            ]
+        greedy = any(self._sampler(row.ask).plain for row in active)
+        scores = Scores.of(self.model.forward(feeds), greedy=greedy, sure=any(row.ask.floor for row in active))
         self._account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
-        return logits, picks
+        return scores
 
     def _account(self, states: Sequence[LevelRow], feeds: Sequence[Feed], seconds: float) -> None:
         """Books a forward: each row bears an equal share of its time."""
@@ -224,13 +220,11 @@ class Level(Drafter):
             state.tokens_fed += len(feed.tokens)
             state.seconds += seconds / len(feeds)
 
-    def _judge(
-        self, row: Progress, proposal: Proposal, logits: torch.Tensor, picks: Sequence[int | None] | None
-    ) -> None:
+    def _judge(self, row: Progress, proposal: Proposal, scores: Scores) -> None:
         """Walks the draft, appends what held and this level's own token, and crops the cache."""
         state, draft = self.rows[row.context.row_id], proposal.draft
         sampler = self._sampler(row.ask)
-        choose = self._greedy(picks) if sampler.plain and picks is not None else self._lazy(row, draft, sampler, logits)
+        choose = self._greedy(scores.picks) if sampler.plain else self._lazy(row, draft, sampler, scores.logits)
         walked: list[int] = []  # nodes that held so far
 
         def step(node: int) -> int:
@@ -260,11 +254,16 @@ class Level(Drafter):
         row.tokens += verdict.chain
         row.context = row.context.extended(verdict.chain)
         row.verdicts.append((proposal, verdict))
+        if sampler.plain and scores.chances is not None:  # a sampled token's own chance would say less
+            scored = [0, *(node + 1 for node in verdict.path)]
+            row.confidence *= math.prod(scores.chances[i] for i in scored[: len(verdict.chain)])
         if proposal.governor is not None:
             proposal.governor.observe(row.context.row_id, proposal, verdict)
 
     @staticmethod
-    def _greedy(picks: Sequence[int | None]) -> Callable[[int], int]:
+    def _greedy(picks: Sequence[int | None] | None) -> Callable[[int], int]:
+        assert picks is not None
+
         def choose(node: int) -> int:
             pick = picks[node + 1]
             if pick is None:

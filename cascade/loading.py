@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from cascade.errors import LoadError
+from cascade.int8 import narrow
 from cascade.model import TransformersModel, read_module, read_tokenizer
 from cascade.prepack import PackedLinear, prepack
 from cascade.probe import ProbeResult, probe
@@ -24,6 +25,7 @@ from cascade.prompts import first_line
 from cascade.quantize import quantized
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+QUANTISED = ("int8", "int4")
 FASTER = 1.25  # float32 must be this much faster before it is preferred to half the memory
 
 
@@ -64,10 +66,10 @@ def load_model(
             f"{name}: tokenizer must be a transformers tokenizer or where to find one, not {tokenizer!r:.60}"
         )
     parameters = _count(module)
-    if dtype == "int8":
+    if dtype in QUANTISED:
         progress(f"quantising {name}")
         module = quantized(module, name)
-    model = TransformersModel(module, name, tokenizer, max_length, dtype="int8" if dtype == "int8" else None)
+    model = TransformersModel(module, name, tokenizer, max_length, dtype="int8" if dtype in QUANTISED else None)
     model.parameters = parameters
     progress(f"trying out {name}")
     try:
@@ -75,8 +77,13 @@ def load_model(
     except BaseException:
         model.close()
         raise
-    if dtype == "int8" and (role or ("draft" if target else "target")) == "target" and found.width is None:
-        raise LoadError(f"{name} in int8 cannot be a target: here a token's logits depend on what shares its forward")
+    target_wanted = (role or ("draft" if target else "target")) == "target"
+    if target_wanted and (dtype == "int4" or (dtype == "int8" and found.width is None)):
+        raise LoadError(f"{name} in {dtype} cannot be a target: a token's logits depend on what shares its forward")
+    if dtype == "int4":
+        # After the trial, which compares forwards of all widths: few tokens now get coarser weights than many.
+        narrow(module)
+        model.dtype, model.exactness = "int4", "no: forwards on few tokens have coarser weights"
     return model
 
 
@@ -99,9 +106,9 @@ def _read(
         progress(f"looking for {ref} on the Hugging Face hub")
     else:
         raise LoadError(f"no model at {ref!r}: no such file or folder")
-    chosen = "bfloat16" if dtype == "int8" else dtype or preferred_dtype(str(device or "cpu"))
+    chosen = "bfloat16" if dtype in QUANTISED else dtype or preferred_dtype(str(device or "cpu"))
     module = read_module(folder, getattr(torch, chosen), file, device)
-    if file is None and dtype != "int8":
+    if file is None and dtype not in QUANTISED:
         prepack(module)  # not what comes from a GGUF file: that is what one may want to save
     return name, module, tokenizer if tokenizer is not None else read_tokenizer(folder, file)
 
@@ -111,15 +118,15 @@ def _copy_of(target: Any, dtype: str | None, tokenizer: Any) -> tuple[str, nn.Mo
         raise LoadError('model="self" is a copy of the target, which must be a transformers model')
     if dtype is None:
         raise LoadError('model="self" needs a dtype, for example dtype="int8"')
-    if target.dtype == "int8":
-        raise LoadError(f'model="self": the target is int8 already, there is no {dtype} copy of it')
+    if target.dtype in QUANTISED:
+        raise LoadError(f'model="self": the target is {target.dtype} already, there is no {dtype} copy of it')
     return f"{target.name} in {dtype}", _converted(target.module, None, dtype), tokenizer or target.tokenizer
 
 
 def _converted(module: nn.Module, device: Any, dtype: str | None) -> nn.Module:
     """The module itself where it fits, else a copy; int8 is made of it later."""
     first = next(module.parameters())
-    wanted = first.dtype if dtype in (None, "int8") else getattr(torch, str(dtype))
+    wanted = first.dtype if dtype in (None, *QUANTISED) else getattr(torch, str(dtype))
     place = first.device if device is None else torch.device(device)
     if wanted == first.dtype and place == first.device:
         return module

@@ -93,6 +93,37 @@ class Feed:
     parents: Sequence[int] | None = None
 
 
+@dataclass(slots=True)
+class Scores:
+    """What a forward says, a line for each position that was scored.
+
+    Attributes:
+        logits: [N, V].
+        picks: the best token of each, None where the logits are no numbers; None unless a row is greedy.
+        chances: the probability of each pick; None unless somebody asks how sure the model is.
+    """
+
+    logits: torch.Tensor
+    picks: Sequence[int | None] | None = None
+    chances: Sequence[float] | None = None
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, *, greedy: bool, sure: bool) -> Scores:
+        """Reads off the logits what is needed, for all positions at once."""
+        if not greedy:
+            return cls(logits)
+        best = logits.max(-1)
+        bad = (~best.values.isfinite()).tolist()
+        picks = [None if wrong else pick for pick, wrong in zip(best.indices.tolist(), bad, strict=True)]
+        chances = (best.values.float() - logits.float().logsumexp(-1)).exp().tolist() if sure else None
+        return cls(logits, picks, chances)
+
+    def part(self, start: int, stop: int) -> Scores:
+        """Those of some positions."""
+        picks = None if self.picks is None else self.picks[start:stop]
+        return Scores(self.logits[start:stop], picks, None if self.chances is None else self.chances[start:stop])
+
+
 class CausalModel(Protocol):
     """What a `Level` needs of a model. `cascade_load_model` plugins return an object like this.
 

@@ -19,6 +19,8 @@ NO_GAIN = 0.97  # predicted speedup under which cost alone closes, whatever alph
 GAIN = 1.05  # predicted speedup from which a closed gate opens; between it and 1.0 nothing changes
 ALPHA_MARGIN = 0.05  # the same for alpha, above the threshold
 PROBE_SHARE = 0.015  # of the time between two probes, what a probe may cost
+LOOK = 0.5  # of a prefill's price, the time spent looking how well the request does without
+USUAL_LENGTH = 64.0  # tokens of an answer, until five have been seen
 SOON = 64  # tokens: a gate that closes again this soon was opened in error
 
 
@@ -187,7 +189,7 @@ class Investment:
     that costs at most twice what the best choice in hindsight does, and texts that stop early pay
     nothing. It amounts to expecting the text to go on for as long as it already has. A typical length,
     where known, may bring the purchase forward, never put it off; the bound is then as good as the
-    guess.
+    guess. Where a drafter below already helps, a dear prefill waits until it has shown how much.
 
     One object serves an engine: it learns the typical length from the requests that finish.
     """
@@ -200,9 +202,9 @@ class Investment:
         self._lengths.append(length)
 
     @property
-    def typical_length(self) -> float | None:
-        """Median of the latest requests' lengths, in tokens; None before five of them."""
-        return float(sorted(self._lengths)[len(self._lengths) // 2]) if len(self._lengths) >= 5 else None
+    def typical_length(self) -> float:
+        """Median of the latest requests' lengths, in tokens; a guess before five of them."""
+        return float(sorted(self._lengths)[len(self._lengths) // 2]) if len(self._lengths) >= 5 else USUAL_LENGTH
 
     def worth(
         self,
@@ -212,6 +214,7 @@ class Investment:
         emitted: int,
         remaining_cap: int,
         typical_length: float | None = None,
+        look: bool = False,
     ) -> tuple[bool, str]:
         """Whether to prefill now, and why.
 
@@ -222,11 +225,14 @@ class Investment:
             emitted: tokens out already; before the first the answer is no, so that it comes on time.
             remaining_cap: at most so many tokens may follow.
             typical_length: of whole answers, in tokens, if known.
+            look: whether another drafter, below, is showing what it is worth.
         """
         if emitted < 1:
             return False, "the first token is not out yet"
         if not predicted_gain > 1.0:
             return False, f"predicted gain {predicted_gain:.2f}: not worth a prefill"
+        if look and emitted * token_seconds_now < LOOK * prefill_seconds:
+            return False, f"prefill of {prefill_seconds:.3g} s: first a look at how the drafter below does"
         expected = max(float(emitted), (typical_length or 0.0) - emitted)
         expected = max(0.0, min(float(remaining_cap), expected))
         saving = expected * token_seconds_now * (1.0 - 1.0 / predicted_gain)

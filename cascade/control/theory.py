@@ -57,6 +57,15 @@ def speedup(alpha: float, k: int, draft_cost: DraftCost, verify: VerifyCost) -> 
     return expected_tokens(alpha, k) / (draft + verify(k + 1))
 
 
+def least_confidence(draft_cost: float, speed: float) -> float:
+    """The chance, in [0, 1], that a whole draft holds under which one more token cannot pay.
+
+    A token more costs `draft_cost`. It counts only if all before it hold, and then saves at most the time of
+    one emitted token, 1 / `speed`: so it can pay only while P(all before hold) / speed >= draft_cost.
+    """
+    return min(1.0, draft_cost * speed)
+
+
 def best_k(alpha: float, draft_cost: DraftCost, verify: VerifyCost, k_min: int, k_max: int) -> tuple[int, float]:
     """The K in [k_min, k_max] with the largest speedup, and that speedup; the smaller K of equals.
 
