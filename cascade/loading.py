@@ -133,10 +133,7 @@ def _converted(module: nn.Module, device: Any, dtype: str | None) -> nn.Module:
     memo: dict[int, Any] = {}
     for part in module.modules():
         if isinstance(part, PackedLinear):  # its blocks suit one dtype only
-            plain = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None, device="meta")
-            plain.weight = nn.Parameter(part.weight, requires_grad=False)
-            plain.bias = part.bias
-            memo[id(part)] = plain
+            memo[id(part)] = part.plain()
     return copy.deepcopy(module, memo).to(device=place, dtype=wanted)
 
 

@@ -7,6 +7,9 @@ AVX-512 with bf16), and every logit keeps its bits; `prepack` checks both before
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +31,31 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         return torch.ops.mkldnn._linear_pointwise(x, self._blocks, self.bias, "none", [], "")
+
+    def plain(self) -> nn.Linear:
+        """An ordinary layer with the same weights, a copy."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        linear.bias = self.bias
+        return linear
+
+
+@contextmanager
+def unpacked(module: nn.Module) -> Iterator[None]:
+    """Puts ordinary layers in the place of packed ones for a while: the model as transformers itself runs it."""
+    places = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, PackedLinear)
+    ]
+    try:
+        for parent, name, child in places:
+            setattr(parent, name, child.plain())
+        yield
+    finally:
+        for parent, name, child in places:
+            setattr(parent, name, child)
 
 
 def prepack(module: nn.Module) -> int:

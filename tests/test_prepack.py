@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cascade import prepack as prepack_module
-from cascade.prepack import PackedLinear, prepack
+from cascade.prepack import PackedLinear, prepack, unpacked
 
 
 def model(dtype: torch.dtype) -> nn.Module:
@@ -39,3 +39,16 @@ def test_nothing_happens_without_the_kernels(monkeypatch) -> None:
     layers = model(torch.bfloat16)
     assert prepack(layers) == 0
     assert type(layers[0]) is nn.Linear
+
+
+def test_unpacked_for_a_while_is_the_model_as_it_was_loaded() -> None:
+    plain, packed = model(torch.bfloat16), model(torch.bfloat16)
+    prepack(packed)
+    before = list(packed.modules())
+    with pytest.raises(KeyError), unpacked(packed):
+        assert all(type(part) is not PackedLinear for part in packed.modules())
+        for width in (1, 2, 8):
+            x = torch.randn(width, 64).bfloat16()
+            assert torch.equal(plain(x), packed(x))
+        raise KeyError
+    assert [id(part) for part in packed.modules()] == [id(part) for part in before]

@@ -1,5 +1,7 @@
 """What transformers offers on the same weights: plain decoding, prompt lookup, assisted generation, both nested.
 
+It gets them as it loads them itself: the layout that this engine keeps bfloat16 weights in on CPUs is ours.
+
 Every call has a generation config of its own, so that none of a checkpoint's defaults (penalties, filters) is in
 force, and ends where this engine's answers end. Whatever a call changes is put back, also when it fails.
 """
@@ -18,6 +20,7 @@ import torch
 from cascade.bench.questions import Question, prompt_for
 from cascade.bench.systems import PeerError, Run, System, chain, token_ids
 from cascade.level import Level
+from cascade.prepack import unpacked
 from cascade.prompts import first_line
 
 if TYPE_CHECKING:
@@ -122,6 +125,8 @@ class Peer:
             stack.enter_context(quiet())
             for level, module in self._modules.items():
                 counters[level] = stack.enter_context(counting(module)) if module is not None else Counter()
+                if module in (self._target, self._assistant):
+                    stack.enter_context(unpacked(module))
             began = time.perf_counter()
             texts = [token_ids(self._engine, prompt) for prompt in prompts]
             rooms = [self._room(text, params) for text in texts]
