@@ -81,6 +81,7 @@ class Ask:
             called once per token, in order. None below the target.
         floor: a drafter that knows how sure it is may stop once the chance that all it has drafted holds has
             fallen under this: the next token would cost more than it could bring. 0: never.
+        chance: what a probability that the drafter gives its token is worth, by earlier tests.
     """
 
     context: Context
@@ -91,10 +92,11 @@ class Ask:
     prompt_length: int = 0
     ends: Callable[[int], bool] | None = None
     floor: float = 0.0
+    chance: Callable[[float], float] = float
 
-    def below(self, context: Context, want: int, cap: int, floor: float = 0.0) -> Ask:
+    def below(self, context: Context, want: int, cap: int, floor: float = 0.0, chance: Any = float) -> Ask:
         """The same request's question to a drafter below: how the text ends is the target's business."""
-        return Ask(context, want, cap, self.params, self.noise, self.prompt_length, floor=floor)
+        return Ask(context, want, cap, self.params, self.noise, self.prompt_length, floor=floor, chance=chance)
 
 
 @dataclass(slots=True)
@@ -108,12 +110,14 @@ class Draft:
             exact however the tokens were made.
         origin: index of the level that first proposed the tokens, or one index per token.
             None: filled in by the engine with the level the drafter sits at.
+        chances: [N] the probability that the drafter gives each token, where it says; only control reads it.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     q: Any = None
     origin: int | Sequence[int] | None = None
+    chances: Sequence[float] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -161,7 +165,8 @@ def first_path(draft: Draft) -> Draft:
         if parent == (path[-1] if path else -1):
             path.append(node)
     origins = draft.origins()
-    return Draft([draft.tokens[node] for node in path], origin=[origins[node] for node in path])
+    chances = None if draft.chances is None else [draft.chances[node] for node in path]
+    return Draft([draft.tokens[node] for node in path], origin=[origins[node] for node in path], chances=chances)
 
 
 def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:
@@ -185,7 +190,10 @@ def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:
             raise DraftError(f"a draft has {len(tokens)} tokens but {len(origin)} origins")
         origin = origin[:cap]
     q = None if draft.q is None else draft.q[:cap]
-    return Draft(tokens[:cap], None if parents is None else parents[:cap], q, origin)
+    chances = None if draft.chances is None else [float(chance) for chance in draft.chances][:cap]
+    if not all(0.0 <= chance <= 1.0 for chance in chances or ()):
+        raise DraftError("a draft's chances must be probabilities")
+    return Draft(tokens[:cap], None if parents is None else parents[:cap], q, origin, chances)
 
 
 def _ints(values: Any, what: str) -> list[int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cascade.config import BypassConfig, LevelConfig
 from cascade.control.base import Controller, Estimates, Outcome
+from cascade.control.calibration import Calibration
 from cascade.control.gate import Gate, Investment
 from cascade.control.theory import best_k, least_confidence, speedup
 from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
@@ -73,6 +74,7 @@ class Governor:
         self.rows: dict[int, GovernedRow] = {}
         self.prior = PRIOR_ALPHA_SELF if isinstance(config.model, str) and config.model == "self" else PRIOR_ALPHA
         self.alpha = self.prior  # engine-wide, slow
+        self.calibration = Calibration()
         self.tests = 2.0 * PRIOR_TESTS  # how many tests alpha stands for
 
     # -- the life of a row ---------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Governor:
                 cap = min(ask.cap, max(k, self.config.k_max))
                 floor = self.rows[ask.context.row_id].floor
                 want = min(k * STRETCH if floor else k, cap)
-                own.append((i, ask.below(ask.context, want, cap, floor)))
+                own.append((i, ask.below(ask.context, want, cap, floor, self.calibration.chance)))
             else:
                 passed.append((i, ask))
         if own:
@@ -292,6 +294,8 @@ class Governor:
         if verdict.proposed:
             row.verdicts.append((verdict.proposed, verdict.tested, verdict.accepted))
             row.k_sum += proposal.k
+        for i, chance in enumerate((proposal.draft.chances or ())[: verdict.tested]):
+            self.calibration.observe(chance, i < verdict.accepted)
         row.tau += FAST * (verdict.accepted + 1 - row.tau)
         row.controller.observe(Outcome(proposal.k, verdict.proposed, verdict.tested, verdict.accepted))
         self._learn(row, verdict.tested, verdict.accepted)

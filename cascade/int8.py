@@ -148,7 +148,7 @@ class JointLinear(nn.Module):
 
 @njit(cache=True)
 def _spread(x: Floats, out: Floats, low: Floats, size: Floats) -> None:
-    """Maps each row of x [R, in] to [0, 1] by its extremes; notes the lower one in `low` and their distance in `size`."""
+    """Maps each row of x [R, in] to [0, 1] by its extremes; `low` gets the lower one, `size` their distance."""
     for row in range(len(x)):
         least, most = _extremes(x[row])
         distance = max(most - least, np.float32(TINY))

@@ -40,7 +40,8 @@ class Progress:
         tokens, origins: what is held, and the level that first proposed each token.
         logprobs: per token, where the request asks for them (target only).
         verdicts: how each draft fared, with the proposal it came from.
-        confidence: by this level's own probabilities, the chance that all tokens held are its verifier's too.
+        chances: this level's probability of each token, as far as it was asked how sure it is.
+        confidence: by these, the chance that all tokens held are its verifier's too.
         ended: the text is over, or this level cannot continue it.
         error: why the row failed.
     """
@@ -51,6 +52,7 @@ class Progress:
     origins: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     verdicts: list[tuple[Proposal, Verdict]] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
     confidence: float = 1.0
     ended: bool = False
     error: Exception | None = None
@@ -158,7 +160,7 @@ class Level(Drafter):
         progress = self.advance(asks)
         if self.tail:
             self._append_tails(progress)
-        return [Draft(p.tokens, origin=p.origins) for p in progress]
+        return [Draft(p.tokens, origin=p.origins, chances=p.chances) for p in progress]
 
     def advance(self, asks: Sequence[Ask]) -> list[Progress]:
         """Rounds of ask, score, walk and append, until every row holds what it was asked for."""
@@ -256,7 +258,9 @@ class Level(Drafter):
         row.verdicts.append((proposal, verdict))
         if sampler.plain and scores.chances is not None:  # a sampled token's own chance would say less
             scored = [0, *(node + 1 for node in verdict.path)]
-            row.confidence *= math.prod(scores.chances[i] for i in scored[: len(verdict.chain)])
+            chances = [scores.chances[i] for i in scored[: len(verdict.chain)]]
+            row.confidence *= math.prod(map(row.ask.chance, chances))
+            row.chances += chances
         if proposal.governor is not None:
             proposal.governor.observe(row.context.row_id, proposal, verdict)
 

@@ -115,7 +115,7 @@ class Scores:
         best = logits.max(-1)
         bad = (~best.values.isfinite()).tolist()
         picks = [None if wrong else pick for pick, wrong in zip(best.indices.tolist(), bad, strict=True)]
-        chances = (best.values.float() - logits.float().logsumexp(-1)).exp().tolist() if sure else None
+        chances = (best.values.float() - logits.float().logsumexp(-1)).clamp(max=0).exp().tolist() if sure else None
         return cls(logits, picks, chances)
 
     def part(self, start: int, stop: int) -> Scores:

@@ -55,6 +55,6 @@ def test_typical_length_is_learned() -> None:
     rule = Investment()
     for length in (10, 20, 30, 40):
         rule.finished(length)
-    assert rule.typical_length is None
+    assert rule.typical_length == USUAL_LENGTH
     rule.finished(1000)
     assert rule.typical_length == 30.0
