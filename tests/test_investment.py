@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cascade.control import Investment
+from cascade.control.gate import LOOK, USUAL_LENGTH
 
 
 def buy_at(prefill: float, token: float, gain: float, length: int, typical: float | None = None) -> int | None:
@@ -58,3 +59,13 @@ def test_typical_length_is_learned() -> None:
     assert rule.typical_length == USUAL_LENGTH
     rule.finished(1000)
     assert rule.typical_length == 30.0
+
+
+def test_a_dear_prefill_waits_for_a_look_at_the_drafter_below() -> None:
+    rule = Investment()
+    for emitted in range(1, 40):
+        worth, reason = rule.worth(20.0, 1.0, 3.0, emitted, 1000, 500.0, look=True)
+        assert worth == (emitted >= LOOK * 20.0)
+        assert worth or reason == "prefill of 20 s: first a look at how the drafter below does"
+    assert rule.worth(20.0, 1.0, 3.0, 1, 1000, 500.0)[0], "with nothing below there is nothing to look at"
+    assert rule.worth(1.0, 1.0, 3.0, 1, 1000, 500.0, look=True)[0], "a cheap one waits for nothing"

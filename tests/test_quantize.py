@@ -187,3 +187,59 @@ def test_a_model_has_its_sibling_layers_joined() -> None:
     assert attention.q_proj.joint is attention.k_proj.joint is attention.v_proj.joint
     assert mlp.gate_proj.joint is mlp.up_proj.joint
     assert isinstance(mlp.down_proj, Int8Linear)
+
+
+def test_few_tokens_get_int4_weights_and_many_int8_ones() -> None:
+    layer, generator = linear(128, 80)
+    eight, four = Int8Linear(layer.weight, layer.bias), Int8Linear(layer.weight, layer.bias)
+    int8.narrow(four)
+    for rows in range(1, 3 * int8.NARROW):
+        x = torch.randn(rows, 128, generator=generator)
+        exact = layer(x).detach()
+        error = float((four(x) - exact).norm() / exact.norm())
+        assert torch.equal(four(x), eight(x)) == (rows > int8.NARROW)
+        assert error < (0.1 if rows <= int8.NARROW else 0.01)
+    assert four(torch.randn(1, 2, 128)).shape == (1, 2, 80)
+
+
+def test_weights_that_int4_had_come_back_as_they_were() -> None:
+    """A 4-bit checkpoint, de-quantised and quantised again, loses next to nothing."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (48, 4, int8.GROUP), generator=generator)
+    codes[..., 0], codes[..., 1] = 0, 15  # the whole range is in use
+    weight = ((codes - 7) * 0.01).float().view(48, -1)
+    four = Int8Linear(weight, None)
+    int8.narrow(four)
+    x = torch.randn(2, weight.shape[1], generator=generator)
+    exact = x @ weight.t()
+    assert (four(x) - exact).norm() / exact.norm() < 0.01
+
+
+def test_a_shape_without_int4_kernel_stays_int8() -> None:
+    layer, generator = linear(100, 80)
+    four, eight = Int8Linear(layer.weight, layer.bias), Int8Linear(layer.weight, layer.bias)
+    int8.narrow(four)
+    x = torch.randn(1, 100, generator=generator)
+    assert torch.equal(four(x), eight(x))
+
+
+def test_int4_is_for_drafts_only_and_says_what_it_is() -> None:
+    target = load(tiny("llama", torch.float32))
+    draft = load("self", dtype="int4", target=target)
+    assert draft.dtype == "int4"
+    assert draft.exactness == "no: forwards on few tokens have coarser weights"
+    with pytest.raises(LoadError, match="in int4 cannot be a target"):
+        load(tiny("llama", torch.float32), dtype="int4")
+    with pytest.raises(LoadError, match=r"the target is int8 already, there is no int4 copy"):
+        load("self", dtype="int4", target=load(tiny("llama", torch.float32), dtype="int8"))
+
+
+def test_a_torch_without_int4_kernels_is_named(monkeypatch) -> None:
+    layer, _ = linear(64, 80)
+
+    def missing(self, weight: torch.Tensor) -> None:
+        raise RuntimeError("no such operator\nsecond line")
+
+    monkeypatch.setattr(int8.Narrow, "__init__", missing)
+    with pytest.raises(LoadError, match=r'dtype="int4" needs kernels that this torch lacks \(no such operator\)'):
+        int8.narrow(Int8Linear(layer.weight, layer.bias))
