@@ -31,6 +31,9 @@ class Costs(Protocol):
     def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
         """Expected time of such a proposal, None where nothing is known."""
 
+    def relax(self, level: str) -> None:
+        """A request went by without this level: what once made it slow may be over."""
+
 
 class CostModel:
     """Measured costs, per level name and number of rows.
@@ -74,6 +77,15 @@ class CostModel:
         """Expected time of such a proposal, None where nothing is known."""
         return self.seconds(f"draft of {level}", tokens)
 
+    def relax(self, level: str) -> None:
+        """Forgets the slowest time of every size; where one is left, it becomes the least ever seen.
+
+        Times that a busy machine made long would else keep a level out for good: unused, it is not measured.
+        """
+        for (name, _), table in self._tables.items():
+            if name in (level, f"draft of {level}"):
+                table.relax()
+
     def _nearest(self, level: str, rows: int) -> _Table | None:
         known = {r: table for (name, r), table in self._tables.items() if name == level}
         if not known:
@@ -107,11 +119,14 @@ class FixedCosts:
         """What the draft table says; 0 without one."""
         return 0.0 if self._draft is None else self._draft(level, tokens)
 
+    def relax(self, level: str) -> None:
+        """Changes nothing."""
+
 
 class _Table:
     """Time by size for one level and number of rows: a rising line through the buckets' medians."""
 
-    __slots__ = ("keys", "medians", "sizes", "stale", "times", "tokens", "windows")
+    __slots__ = ("keys", "least", "medians", "sizes", "stale", "times", "tokens", "windows")
 
     def __init__(self) -> None:
         self.keys: list[int] = []  # of the buckets, rising, as are all lists here
@@ -119,6 +134,7 @@ class _Table:
         self.sizes: list[deque[int]] = []  # and how many tokens each was for
         self.tokens: list[float] = []  # medians of the two
         self.medians: list[float] = []
+        self.least: list[float] = []  # times ever seen
         self.times: list[float] = []  # the medians made to rise
         self.stale = False
 
@@ -133,7 +149,9 @@ class _Table:
             self.sizes.insert(i, deque(maxlen=WINDOW))
             for values in (self.tokens, self.medians, self.times):
                 values.insert(i, 0.0)
+            self.least.insert(i, seconds)
             self.stale = True
+        self.least[i] = min(self.least[i], seconds)
         self.windows[i].append(seconds)
         self.sizes[i].append(tokens)
         before, now = self.medians[i], _median(sorted(self.windows[i]))
@@ -147,6 +165,17 @@ class _Table:
         else:
             self.stale = True
         return opened
+
+    def relax(self) -> None:
+        """Drops the slowest observation of every bucket; a single one becomes the least ever seen."""
+        for i, (window, sizes) in enumerate(zip(self.windows, self.sizes, strict=True)):
+            if len(window) > 1:
+                slowest = window.index(max(window))
+                del window[slowest], sizes[slowest]
+            else:
+                window[0] = self.least[i]
+            self.medians[i] = _median(sorted(window))
+        self.stale = True
 
     def at(self, tokens: int) -> float | None:
         """Time of a forward on so many tokens; None where only much longer ones are known."""

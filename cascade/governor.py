@@ -124,6 +124,8 @@ class Governor:
             self.investment.finished(row.emitted)
             if not row.gate.tests:
                 self.alpha += FORGET * (self.prior - self.alpha)
+                if row.barred is None and isinstance(self.drafter, Level):
+                    self.costs.relax(self.name)
             try:
                 self.drafter.end(row_id)
             except Exception as error:

@@ -126,3 +126,33 @@ def test_costs_little_itself() -> None:
         best = min(best, (time.perf_counter() - began) / 400)
     print(f"a call costs {best * 1e6:.1f} us")
     assert best < 50e-6, "some 4 us on an idle machine"
+
+
+def test_times_of_a_busy_machine_do_not_keep_an_unused_level_out_for_good() -> None:
+    costs = CostModel()
+    costs.observe("draft", 1, 1, 0.03)
+    for _ in range(40):
+        costs.observe("draft", 1, 1, 0.5)  # whatever else ran meanwhile
+        costs.observe_draft("draft", 1, 0.6)
+        costs.observe("target", 1, 1, 0.5)
+    assert costs.seconds("draft", 1) == 0.5
+    for _ in range(15):
+        costs.relax("draft")
+    assert costs.seconds("draft", 1) == 0.03
+    assert costs.draft_seconds("draft") == 0.6  # never seen faster
+    assert costs.seconds("target", 1) == 0.5
+    for _ in range(15):
+        costs.observe("draft", 1, 1, 0.2)
+    assert costs.seconds("draft", 1) == 0.2  # what is measured counts as ever
+
+
+def test_relaxing_keeps_times_rising() -> None:
+    costs = CostModel()
+    generator = random.Random(0)
+    for _ in range(300):
+        tokens = generator.choice((1, 2, 4, 8, 30, 200))
+        costs.observe("a", tokens, 1, (1 + tokens / 10) * generator.choice((1.0, 1.0, 5.0)))
+    for _ in range(20):
+        costs.relax("a")
+        times = [costs.seconds("a", n) for n in range(1, 300)]
+        assert times == sorted(times)

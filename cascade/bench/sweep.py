@@ -42,6 +42,9 @@ class NoCosts:
         """None."""
         return None
 
+    def relax(self, level: str) -> None:
+        """Changes nothing."""
+
 
 def sweep(engine: Engine) -> tuple[list[System], dict[str, str]]:
     """The fixed settings of an engine's cascade as systems, and why some levels have none.
