@@ -182,7 +182,7 @@ class Governor:
                 checked.origin = self.index  # only a level knows of others below it
             if not verifier.model.trees:
                 checked = first_path(checked)
-            proposals.append(Proposal(checked, self, ask.want))
+            proposals.append(Proposal(checked, self, self.rows[ask.context.row_id].k or ask.want))
             self.rows[ask.context.row_id].seconds += seconds / len(asks)
         drafted = sum(len(p.draft) for p in proposals)
         if drafted:
@@ -191,7 +191,7 @@ class Governor:
 
     def _drop(self, ask: Ask, error: Exception) -> Proposal:
         self._complain(self.rows[ask.context.row_id], error)
-        return Proposal(Draft(()), self, ask.want)
+        return Proposal(Draft(()), self, self.rows[ask.context.row_id].k or ask.want)
 
     def _complain(self, row: GovernedRow, error: Exception) -> None:
         """Counts what a drafter did wrong; the first time in a request it is also logged."""

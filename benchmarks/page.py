@@ -1,0 +1,186 @@
+"""The tables of benchmarks/README.md, made from results of `cascade bench`.
+
+    python benchmarks/page.py keep OUT.json NAME    put a bench file into benchmarks/results, without texts and rounds
+    python benchmarks/page.py write                 make the page's tables anew; `check` says whether they are true
+
+On the page, `<!-- table KIND NAME -->` begins a table and `<!-- end -->` ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cascade.bench.figures import summarise
+
+HERE = Path(__file__).parent
+PAGE, RESULTS = HERE / "README.md", HERE / "results"
+BLOCK = re.compile(r"(<!-- table (\w+) ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+BULK = ("text", "pieces", "rounds")  # of a run: most of the file's size, and in no table
+
+Record = dict[str, Any]
+
+
+def keep(out: Path, name: str) -> None:
+    """Writes a bench file without its bulk, one run a line."""
+    record = json.loads(out.read_text())
+    runs = [{key: value for key, value in run.items() if key not in BULK} for run in record["runs"]]
+    for run in runs:
+        for level in (run["stats"] or {}).get("levels", ()):
+            level.pop("decisions", None)
+    head = {key: value for key, value in record.items() if key != "runs"}
+    del head["setup"]["configuration"]
+    for level in head["setup"]["levels"]:
+        level["what"] = Path(level["what"]).name  # where a model lay is nobody's business
+    head["summary"] = summarise(runs, record["setup"])
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(head, indent=1)[:-2] + ',\n "runs": [\n' + lines + "\n]}\n")
+
+
+def results(name: str) -> Record:
+    """A result that was kept."""
+    record: Record = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+# -- tables ----------------------------------------------------------------------------------------------
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A markdown table; all columns but the first are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *rows])
+
+
+def number(value: float | None, form: str = ".2f", unit: str = "") -> str:
+    """A figure, or a dash where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def speedup(figures: Record, key: str = "speedup") -> str:
+    """A speedup with its interval; one under 1 stands out."""
+    value, interval = figures[key], figures.get(f"{key}_interval")
+    if value is None:
+        return "-"
+    text = f"{value:.2f}x"
+    if interval is not None:
+        text += f" ({interval[0]:.2f}-{interval[1]:.2f})"
+    return f"**{text}** slower" if value < 1 else text
+
+
+def overall(record: Record) -> str:
+    """A line per system."""
+    head = ["system", "questions", "tokens/s", "speedup", "decode", "tokens/forward", "P50 s", "P95 s", "first token"]
+    head += ["own work ms", "compute/token", "same text"]
+    rows = []
+    for name, parts in record["summary"].items():
+        if name.startswith("fixed:"):
+            continue
+        f = parts["overall"]
+        compute = f["compute_per_token"]
+        rows.append(
+            [
+                name,
+                str(f["questions"]),
+                number(f["tokens_per_s"], ".1f"),
+                speedup(f),
+                speedup(f, "decode_speedup"),
+                number(f["tau"]),
+                number(f["latency_p50_s"], ".1f"),
+                number(f["latency_p95_s"], ".1f"),
+                number(f["first_token_ratio"], ".2f", "x"),
+                number(f["own_work_ms"]),
+                number(None if compute is None else compute["forwards"]),
+                number(f["identical"], ".0%"),
+            ]
+        )
+    return table(head, rows)
+
+
+def categories(record: Record) -> str:
+    """Speedups per category, a column per system."""
+    names = [n for n in record["summary"] if n not in ("plain",) and not n.startswith("fixed:")]
+    kinds = [c for c in record["summary"]["cascade"] if c != "overall"]
+    rows = []
+    for kind in [*kinds, "overall"]:
+        cells = [record["summary"][n].get(kind) for n in names]
+        decode = record["summary"]["cascade"][kind]
+        rows.append([kind, *("-" if f is None else speedup(f) for f in cells), number(decode["decode_speedup"])])
+    return table(["category", *names, "cascade, decode"], rows)
+
+
+def levels(record: Record) -> str:
+    """What each level did, per category."""
+    rows = []
+    for kind, figures in record["summary"]["cascade"].items():
+        for level in figures["levels"]:
+            rows.append(
+                [
+                    kind,
+                    level["name"],
+                    number(level["alpha"]),
+                    number(level["accept_rate"]),
+                    number(level["k_mean"], ".1f"),
+                    number(level["time_share"], ".0%"),
+                    number(level["bypassed_share"], ".0%"),
+                ]
+            )
+    head = ["category", "level", "alpha", "accepted/drafted", "K", "share of time", "bypassed rounds"]
+    return table([head[0], head[1], *head[2:]], rows)
+
+
+def regret(record: Record) -> str:
+    """How far the controllers stay behind the best fixed setting in hindsight."""
+    rows = []
+    for kind, figures in record["summary"]["cascade"].items():
+        plain = record["summary"]["plain"][kind]
+        best = figures["regret_best"] or "-"
+        rows.append([kind, number(figures["regret"]), number(plain["regret"]), best.removeprefix("fixed:")])
+    return table(["category", "cascade", "plain", "best fixed setting"], rows)
+
+
+def environment(record: Record) -> str:
+    """What it was measured on, in one line."""
+    e = record["environment"]
+    return (
+        f"{e['processor']}, {e['cores']} cores, {e['threads']} threads; torch {e['torch']}, transformers "
+        f"{e['transformers']}, Python {e['python']}, cascade {e['cascade']}.\n"
+    )
+
+
+KINDS: dict[str, Callable[[Record], str]] = {
+    made.__name__: made for made in (overall, categories, levels, regret, environment)
+}
+
+
+def made(page: str) -> str:
+    """The page with its tables made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        return f"{match[1]}{KINDS[match[2]](results(match[3]))}{match[4]}"
+
+    return BLOCK.sub(block, page)
+
+
+def main(words: list[str]) -> int:
+    """Runs one of the three; 1 if a check fails."""
+    if words[:1] == ["keep"] and len(words) == 3:
+        keep(Path(words[1]), words[2])
+        return 0
+    if words not in (["write"], ["check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    old = PAGE.read_text()
+    new = made(old)
+    if words == ["write"]:
+        PAGE.write_text(new)
+    return int(words == ["check"] and new != old)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
