@@ -190,6 +190,9 @@ def test_a_trace_holds_one_line_a_round(tmp_path: Path) -> None:
     assert [r["round"] for r in rounds] == list(range(len(rounds)))
     for key in ("drafted", "tested", "accepted"):
         assert sum(r["levels"][0][key] for r in rounds) == stats["levels"][0][key]
+    for place, key in enumerate(("drafted", "tested", "accepted")):
+        for level in (r["levels"][0] for r in rounds):
+            assert sum(verdict[place] for verdict in level["verdicts"]) == level[key]
     assert rounds[1]["position"] == len(PROMPT) + len(rounds[0]["tokens"])
     assert rounds[0]["levels"][-1]["name"] == "target"
 
