@@ -224,7 +224,7 @@ class Governor:
             row.floor = least_confidence(estimates.price(1), speed)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
-            worth, reason = self._invest(row, ask, level, gain, emitted, verifier)
+            worth, reason = self._invest(ask, level, gain, emitted, estimates.token_seconds)
             row.decide("propose" if worth else "wait", reason)
             if not worth:
                 return 0
@@ -236,7 +236,7 @@ class Governor:
                 row.controller.restart()
                 k = self._next_k(row, estimates)
         if decision.probe and row.shadow is None and len(ask.context) == ask.context.committed:
-            self._probe(row, ask, k, verifier)
+            self._probe(row, ask, k, verifier, estimates.token_seconds)
         return k if decision.open else 0
 
     def _next_k(self, row: GovernedRow, estimates: Estimates) -> int:
@@ -254,12 +254,9 @@ class Governor:
         own = min(row.gate.tests / PRIOR_TESTS, 1.0)
         return own * row.gate.alpha + (1.0 - own) * self.alpha
 
-    def _invest(
-        self, row: GovernedRow, ask: Ask, level: Level, gain: float, emitted: int, verifier: Level
-    ) -> tuple[bool, str]:
+    def _invest(self, ask: Ask, level: Level, gain: float, emitted: int, now: float | None) -> tuple[bool, str]:
         """Whether prefilling this level's model for the row will pay within what is likely to come."""
         seconds = self.costs.seconds(level.name, level.uncached(ask.context))
-        now = self.costs.seconds(verifier.name, 1)
         if seconds is None or now is None:
             return emitted >= 1, "no costs known yet: tried"
         typical, look = self.investment.typical_length, self.below is not None
@@ -283,7 +280,8 @@ class Governor:
         draft = self.costs.draft_seconds(self.name)
         if draft is None:  # nothing drafted yet: a model's own forward, alone; for a table next to nothing
             draft = (self.costs.seconds(self.name, batch, batch) or 0.0) / batch
-        return Estimates(self.alpha, draft * batch / unit if unit else 0.0, verify)
+        cost, now = (draft * batch / unit, unit / batch) if unit else (0.0, None)
+        return Estimates(self.alpha, cost, verify, token_seconds=now)
 
     # -- learning ------------------------------------------------------------------------------------
 
@@ -308,9 +306,9 @@ class Governor:
             self.tests = min(self.tests + tested, SLOW)
             self.alpha += (accepted - tested * self.alpha) / self.tests
 
-    def _probe(self, row: GovernedRow, ask: Ask, k: int, verifier: Level) -> None:
+    def _probe(self, row: GovernedRow, ask: Ask, k: int, verifier: Level, now: float | None) -> None:
         """Tests that cost no proposal: a model catches up, anything else proposes in the shadow."""
-        began, unit = self.clock(), self.costs.seconds(verifier.name, 1)
+        began = self.clock()
         if isinstance(self.drafter, Level):
             try:
                 tested, accepted = self.drafter.probe(ask)
@@ -322,7 +320,7 @@ class Governor:
         else:
             draft = self._propose([ask.below(ask.context, k, min(k, ask.cap))], verifier)[0].draft
             row.shadow = (len(ask.context), list(first_path(draft).tokens))
-        row.gate.probe_cost = (self.clock() - began) / unit if unit else 0.0
+        row.gate.probe_cost = (self.clock() - began) / now if now else 0.0
 
     def tell(self, row_id: int, verdict: Verdict) -> None:
         """The target committed `verdict.chain`; the drafter hears of it whoever proposed."""

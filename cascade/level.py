@@ -121,7 +121,8 @@ class Level(Drafter):
         self.end_ids = tuple(end_ids)
         self.tail = tail
         self.rows: dict[int, LevelRow] = {}
-        self.forward_seconds = 0.0  # of all rows, ever: what is not model time is the engine's own work
+        self.forwards = 0  # of all rows together, ever
+        self.forward_seconds = 0.0  # the same: what is not model time is the engine's own work
 
     # -- the life of a row ---------------------------------------------------------------------------
 
@@ -215,6 +216,7 @@ class Level(Drafter):
 
     def _account(self, states: Sequence[LevelRow], feeds: Sequence[Feed], seconds: float) -> None:
         """Books a forward: each row bears an equal share of its time."""
+        self.forwards += 1
         self.forward_seconds += seconds
         self.costs.observe(self.name, sum(len(feed.tokens) for feed in feeds), len(feeds), seconds)
         for state, feed in zip(states, feeds, strict=True):

@@ -190,11 +190,12 @@ def test_questions_go_through_the_chat_template_where_there_is_one():
 
 
 def test_groups_are_of_one_category_and_in_order():
-    questions = [Question(i, category, "x") for i, category in enumerate("aabab")]
+    questions = [Question(i, category, "x") for i, category in enumerate("aabab" + 7 * "a")]
     made = groups(questions, 2, first=7)
     assert [(group.id, group.category, [q.id for q in group.questions]) for group in made] == [
-        (7, "a", [0, 1]), (8, "b", [2, 4]), (9, "a", [3])
+        (7, "a", [0, 1, 3, 5, 6, 7, 8, 9]), (8, "b", [2, 4]), (9, "a", [10, 11])
     ]  # fmt: skip
+    assert [[q.id for q in group.questions] for group in groups(questions, 1)] == [[i] for i in range(12)]
 
 
 # -- systems ---------------------------------------------------------------------------------------------
@@ -407,24 +408,23 @@ def test_peers_that_cannot_be_had_are_named(bench, out):
 
 def test_batches(bench, out, asked):
     assert bench("--batch", "2", "--json", str(out), "--repeats", "2").status == 0
-    assert asked.calls[:4] == [("cascade", [1, 2]), ("plain", [1, 2]), ("plain", [1, 2]), ("cascade", [1, 2])]
+    qa = [1, 2, 3]
+    assert asked.calls[:4] == [("cascade", qa), ("plain", qa), ("plain", qa), ("cascade", qa)]
     runs = json.loads(out.read_text())["runs"]
     assert len(runs) == 5 * 2 * 2
     by_call = {}
     for run in runs:
-        key = run["system"], run["repeat"], (run["batch"] or {"id": None})["id"]
-        by_call.setdefault(key, []).append(run)
-    alone = [rows for (_, _, batch), rows in by_call.items() if batch is None]
-    assert [row["question_id"] for rows in alone for row in rows] == [
-        3
-    ] * 4  # the last of its category, in a call alone
-    together = [rows for (_, _, batch), rows in by_call.items() if batch is not None]
-    assert len(together) == 2 * 2 * 2
-    for first, second in together:
-        assert first["batch"] == second["batch"]
-        assert (first["batch"]["size"], first["category"]) == (2, second["category"])
-        assert max(first["wall_s"], second["wall_s"]) <= first["batch"]["wall_s"]
-        assert first["batch"]["forwards"] == max(first["target_forwards"], second["target_forwards"])
+        by_call.setdefault((run["system"], run["repeat"], run["batch"]["id"]), []).append(run)
+    assert len(by_call) == 2 * 2 * 2
+    for rows in by_call.values():
+        assert all((row["batch"], row["category"]) == (rows[0]["batch"], rows[0]["category"]) for row in rows)
+        batch = rows[0]["batch"]
+        assert batch["size"] == len(rows)
+        assert max(row["wall_s"] for row in rows) <= batch["wall_s"]
+        assert max(row["target_forwards"] for row in rows) <= batch["forwards"]
+        assert sum(row["target_forwards"] for row in rows) <= 2 * batch["forwards"]
+    for row in (run for run in runs if run["rounds"]):
+        assert all(round["batch"] <= 2 for round in row["rounds"])
     for system in ("cascade", "plain"):
         texts = {(r["category"], r["question_id"]): r["tokens"] for r in runs if r["system"] == system}
         assert texts == {(r["category"], r["question_id"]): r["tokens"] for r in runs}

@@ -146,6 +146,16 @@ def test_a_batch_is_padded_and_each_row_ends_on_its_own(engine):
     assert short["wall_s"] < long["wall_s"] <= long["batch"]["wall_s"]
 
 
+def test_more_questions_than_a_batch_holds_are_several_calls_with_one_record(engine):
+    runs = peer(engine, "hf-plain", batch=2).run([QUESTION, OTHER, QUESTION], PARAMS)
+    assert runs[0]["tokens"] == runs[2]["tokens"]
+    batch = runs[0]["batch"]
+    assert batch["size"] == 3
+    assert batch["forwards"] == max(runs[0]["new_tokens"], runs[1]["new_tokens"]) + runs[2]["new_tokens"]
+    assert all(run["batch"] == batch and run["wall_s"] < batch["wall_s"] for run in runs)
+    assert peer(engine, "hf-plain", batch=2).run([QUESTION], PARAMS)[0]["batch"] is None
+
+
 def test_assisted_generation_has_no_batches(engine):
     found, skipped = peers(engine, list(RECIPES), batch=2)
     assert [system.name for system in found] == ["hf-plain"]

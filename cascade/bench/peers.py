@@ -71,7 +71,7 @@ def peers(engine: Engine, names: Sequence[str], batch: int) -> tuple[list[System
     Args:
         engine: whose target, and highest model below it as the assistant, they use.
         names: keys of `RECIPES`.
-        batch: questions per call.
+        batch: questions decoded at a time.
     """
     models = {name: part.model for name, part in chain(engine) if isinstance(part, Level)}
     modules = {name: getattr(model, "module", None) for name, model in models.items()}
@@ -89,7 +89,7 @@ def peers(engine: Engine, names: Sequence[str], batch: int) -> tuple[list[System
         elif batch > 1 and not recipe.batches:
             skipped[name] = "transformers runs assisted generation at batch 1 only"
         else:
-            found.append(Peer(name, recipe, engine, modules))
+            found.append(Peer(name, recipe, engine, modules, batch))
     return found, skipped
 
 
@@ -102,22 +102,31 @@ class Peer:
         engine: whose tokenizer, end tokens and limits hold.
         modules: by level name, bottom to top, the transformers models; None for a model that is none. The last
             one answers, and the one before it assists, where the recipe has an assistant.
+        batch: how many questions it answers at a time; all of them end before the next begin.
     """
 
-    def __init__(self, name: str, recipe: Recipe, engine: Engine, modules: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, recipe: Recipe, engine: Engine, modules: Mapping[str, Any], batch: int = 1) -> None:
         self.name, self.description = name, recipe.description
         self.settings: Mapping[str, Any] = {**recipe.target, **(recipe.assistant or {})}
-        self._recipe, self._engine, self._modules = recipe, engine, modules
+        self._recipe, self._engine, self._modules, self._batch = recipe, engine, modules, batch
         self._model: Any = engine.model  # one of transformers, with a tokenizer
         *below, self._target = modules.values()
         self._assistant = below[-1] if recipe.assistant is not None else None
 
     def run(self, questions: Sequence[Question], params: SamplingParams, detailed: bool = False) -> list[Run]:
         """See `System.run`. What the library raises, whatever it is, becomes PeerError."""
+        prompts = [prompt_for(self._engine, question) for question in questions]
+        runs: list[Run] = []
         try:
-            return self._measured([prompt_for(self._engine, question) for question in questions], params)
+            for start in range(0, len(prompts), self._batch):
+                runs += self._measured(prompts[start : start + self._batch], params)
         except Exception as error:
             raise PeerError(f"{type(error).__name__}: {first_line(error)}") from error
+        calls = {id(run["batch"]): run["batch"] for run in runs}.values()
+        for run in runs:
+            together = {key: sum(call[key] for call in calls) for key in ("size", "wall_s", "forwards")}
+            run["batch"] = together if len(runs) > 1 else None
+        return runs
 
     def _measured(self, prompts: Sequence[Any], params: SamplingParams) -> list[Run]:
         timeline, counters = Timeline(), {}
@@ -137,15 +146,14 @@ class Peer:
         forwards = {level: counter.forwards for level, counter in counters.items()}
         fed = {level: counter.tokens // len(texts) for level, counter in counters.items()}
         shared = {"size": len(texts), "wall_s": wall, "forwards": next(reversed(forwards.values()))}
-        batch = shared if len(texts) > 1 else None
         runs = []
         for text, answer, words in zip(texts, answers, decoded, strict=True):
             first, last, own = timeline.of(len(answer))
             run = {
-                "batch": batch,
+                "batch": shared,
                 "prompt_tokens": len(text),
                 "new_tokens": len(answer),
-                "wall_s": wall if batch is None else last - began,
+                "wall_s": wall if len(texts) == 1 else last - began,
                 "first_token_s": first - began,
                 "first_tokens": min(timeline.first_tokens, len(answer)),
                 "target_forwards": own,

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 #: What `--against` can name.
 AGAINST = ("plain", *RECIPES)
 WARM_UP_TOKENS = 8
+WAVES = 4  # in a batch's call, questions per place: as in serving, who is done makes room for the next
 
 
 @dataclass(frozen=True)
 class Group:
-    """Questions that are answered in one call: one, or a batch of one category.
+    """Questions that are answered in one call: one, or of one category as many as keep a batch full for a while.
 
     Attributes:
         id: unique within a bench; decides who begins.
@@ -85,14 +86,15 @@ def check_prompts(engine: Engine, questions: Sequence[Question]) -> None:
             )
 
 
-def groups(questions: Iterable[Question], size: int, first: int = 0) -> list[Group]:
-    """Questions by category, in order, `size` to a group; the last of a category may have fewer.
+def groups(questions: Iterable[Question], batch: int, first: int = 0) -> list[Group]:
+    """Questions by category, in order: one to a group, or with batches up to `WAVES` times a batch.
 
     Args:
         questions: in the file's order.
-        size: at most so many in a group.
+        batch: how many are decoded at a time.
         first: the id of the first group.
     """
+    size = batch * WAVES if batch > 1 else 1
     members: list[list[Question]] = []
     open_: dict[str, list[Question]] = {}
     for question in questions:

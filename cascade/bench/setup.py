@@ -30,7 +30,7 @@ class Plan:
         against: the systems besides "cascade", in the order in which they are shown.
         sweep: whether every fixed setting of the cascade is measured too.
         limit: questions per category, None for all.
-        batch: questions per call.
+        batch: questions decoded at a time.
         repeats: how often each question is asked.
     """
 

@@ -43,7 +43,7 @@ class System(Protocol):
         """Answers the questions in one call, and measures it from their text to the answers' text.
 
         Args:
-            questions: one, or a batch.
+            questions: one, or several that share the batch as places in it become free.
             params: how, for all of them.
             detailed: whether rounds and the text of each token are wanted as well, from systems that know.
 
@@ -84,7 +84,7 @@ class EngineSystem:
 
     Args:
         name, description, settings: what it is.
-        engine: answers; its `max_batch` must hold a batch of questions.
+        engine: answers, at most its `max_batch` questions at a time.
         speculate: False for plain decoding.
         rounds: the plugin, registered with the engine, that detailed runs take their rounds from.
     """
@@ -109,17 +109,17 @@ class EngineSystem:
         params = replace(params, speculate=self._speculate)
         watch = self._rounds.watching() if detailed and self._rounds is not None else contextlib.nullcontext()
         with watch as rounds:
-            began = time.perf_counter()
+            began, forwards = time.perf_counter(), self._engine.target.forwards
             results = self._engine.generate(prompts, params)
             wall = time.perf_counter() - began
-        # All begin together: what no request's own time covers went by before, while prompts became ids.
-        reading = wall - max(result.stats.wall_s for result in results)
+        # What a lone request's own time does not cover went by before, while its prompt became ids.
+        reading = wall - results[0].stats.wall_s if len(results) == 1 else 0.0
         runs = [
             self._run(question, prompt, result, reading)
             for question, prompt, result in zip(questions, prompts, results, strict=True)
         ]
         if len(runs) > 1:
-            batch = {"size": len(runs), "wall_s": wall, "forwards": max(run["target_forwards"] for run in runs)}
+            batch = {"size": len(runs), "wall_s": wall, "forwards": self._engine.target.forwards - forwards}
             for run in runs:
                 run["batch"] = batch
         if rounds is not None:

@@ -38,7 +38,7 @@ def add(subparsers: Any) -> None:
         "--questions", required=True, metavar="FILE.jsonl", help="JSON lines as of Spec-Bench or HumanEval"
     )
     parser.add_argument("--limit-per-category", type=int, metavar="N", help="only the first N questions of each")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="questions per call (default: 1)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="questions decoded at a time (default: 1)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="how often each is asked (default: 1)")
     parser.add_argument(
         "--against", action="append", metavar="NAME,NAME",
@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     rounds = Rounds()
     config, plugins = levels.configured(args, rounds)
-    config = replace(config, max_batch=max(config.max_batch, args.batch))
+    if args.batch > 1:
+        config = replace(config, max_batch=args.batch)
     plan = Plan(
         config, Path(args.questions), params, against, args.sweep, args.limit_per_category, args.batch, args.repeats
     )

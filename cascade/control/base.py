@@ -19,12 +19,15 @@ class Estimates:
             verifier's forward on one token.
         verify: verify(n), the verifier's time on n tokens in the same unit; verify(1) is 1.
         round_cost: c0, the fixed time of one proposal in the same unit.
+        token_seconds: what the verifier takes per token of one request decoding plainly, in a batch like
+            this one; None where nothing is known.
     """
 
     alpha: float
     draft_cost: float
     verify: Callable[[int], float]
     round_cost: float = 0.0
+    token_seconds: float | None = None
 
     def price(self, k: int) -> float:
         """Time of a proposal of `k` >= 1 tokens, in units of the verifier's forward on one token."""
