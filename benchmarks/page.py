@@ -33,7 +33,7 @@ def keep(out: Path, name: str) -> None:
         for level in (run["stats"] or {}).get("levels", ()):
             level.pop("decisions", None)
     head = {key: value for key, value in record.items() if key != "runs"}
-    del head["setup"]["configuration"]
+    head["setup"].pop("configuration", None)
     for level in head["setup"]["levels"]:
         level["what"] = Path(level["what"]).name  # where a model lay is nobody's business
     head["summary"] = summarise(runs, record["setup"])
@@ -110,7 +110,9 @@ def categories(record: Record) -> str:
     for kind in [*kinds, "overall"]:
         cells = [record["summary"][n].get(kind) for n in names]
         decode = record["summary"]["cascade"][kind]
-        rows.append([kind, *("-" if f is None else speedup(f) for f in cells), number(decode["decode_speedup"])])
+        rows.append(
+            [kind, *("-" if f is None else speedup(f) for f in cells), number(decode["decode_speedup"], ".2f", "x")]
+        )
     return table(["category", *names, "cascade, decode"], rows)
 
 

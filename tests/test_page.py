@@ -1,0 +1,54 @@
+"""The benchmark page says what its results say, and these are what their runs come to."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from cascade.bench.figures import summarise
+from tests.records import bench
+
+ROOT = Path(__file__).parent.parent
+spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
+page = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(page)
+
+RESULTS = sorted(page.RESULTS.glob("*.json"))
+
+
+def test_the_pages_tables_are_those_of_its_results() -> None:
+    text = page.PAGE.read_text()
+    assert page.made(text) == text
+    named = {match[3] for match in page.BLOCK.finditer(text)}
+    assert named == {path.stem for path in RESULTS}, "every result is shown, and what is shown is there"
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_results_summary_follows_from_its_runs(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    assert json.loads(json.dumps(summarise(kept["runs"], kept["setup"]))) == kept["summary"]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_tells_nothing_of_whose_machine_it_was(path: Path) -> None:
+    assert "/" not in "".join(str(level["what"]) for level in json.loads(path.read_text())["setup"]["levels"])
+
+
+@pytest.mark.parametrize("kind", page.KINDS)
+def test_every_kind_of_table_can_be_made(kind: str, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps(bench()))
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    page.keep(out, "some")
+    kept = page.results("some")
+    assert "text" not in kept["runs"][0]
+    assert kept["summary"].keys() == bench()["summary"].keys()
+    text = page.made(f"<!-- table {kind} some -->\nold\n<!-- end -->\n")
+    assert "old" not in text
+    if kind != "environment":
+        figures = kept["summary"]["cascade"]["overall"]
+        assert f"{figures['speedup']:.2f}x" in text or kind not in ("overall", "categories")
+        assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
