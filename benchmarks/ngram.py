@@ -16,7 +16,7 @@ import numpy as np
 from cascade.config import SamplingParams
 from cascade.draft import Ask, Context
 from cascade.noise import Noise
-from drafters.ngram import NgramDrafter, warm_up
+from drafters.ngram import NgramDrafter
 
 
 def text(length: int) -> np.ndarray:
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=400, help="rounds to time at each length (default 400)")
     calls = parser.parse_args().calls
-    warm_up()
+    NgramDrafter().warm_up()
     measure(100, 20)  # Python's own warm-up
     print("context   first call   median call   slowest call   (microseconds)")
     for length in (1_000, 8_000, 32_000):

@@ -75,7 +75,18 @@ def speedup(figures: Record, key: str = "speedup") -> str:
 
 def overall(record: Record) -> str:
     """A line per system."""
-    head = ["system", "questions", "tokens/s", "speedup", "decode", "tokens/forward", "P50 s", "P95 s", "first token"]
+    head = [
+        "system",
+        "questions",
+        "tokens/s",
+        "speedup",
+        "pooled",
+        "decode",
+        "tokens/forward",
+        "P50 s",
+        "P95 s",
+        "first token",
+    ]
     head += ["own work ms", "compute/token", "same text"]
     rows = []
     for name, parts in record["summary"].items():
@@ -89,6 +100,7 @@ def overall(record: Record) -> str:
                 str(f["questions"]),
                 number(f["tokens_per_s"], ".1f"),
                 speedup(f),
+                number(f["pooled_speedup"], ".2f", "x"),
                 speedup(f, "decode_speedup"),
                 number(f["tau"]),
                 number(f["latency_p50_s"], ".1f"),

@@ -50,6 +50,10 @@ class NgramDrafter(Drafter):
         self.n_min, self.n_max = n_min, n_max
         self._rows: dict[int, _Index] = {}
 
+    def warm_up(self) -> None:
+        """Compiles the kernels, or loads them from numba's cache, so that no request has to wait for it."""
+        _Index(1, 2).continuation(Context(0, np.zeros(2 * _MIN_SLOTS, np.int64)), 1)
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One chain per ask, of min(want, cap) tokens, or empty where nothing matches."""
         return [self._propose(ask) for ask in asks]
@@ -189,9 +193,3 @@ def _continue(tokens: Tokens, keys: Keys, ends: Tokens, n_min: int, n_max: int, 
         source = found + i
         out[i] = tokens[source] if source < length else out[source - length]
     return True
-
-
-def warm_up() -> None:
-    """Compiles the kernels, or loads them from numba's cache, so that no request has to wait for it."""
-    index = _Index(1, 2)
-    index.continuation(Context(0, np.zeros(2 * _MIN_SLOTS, np.int64)), 1)

@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _tiny_hub(tmp_path_factory, monkeypatch):
     """Hub names lead to a tiny random model with a tokenizer and a chat template: no network in tests."""
-    folder = tiny_folder(tmp_path_factory)
+    folder = tiny_folder(tmp_path_factory, max_position_embeddings=4096)
     load = cascade.model.load
 
     def offline(ref, **options):
@@ -35,7 +35,7 @@ def _tiny_hub(tmp_path_factory, monkeypatch):
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
 def test_the_readmes_python_runs(number: int, capsys) -> None:
-    exec(compile(blocks("python")[number], f"README block {number}", "exec"), {"__name__": "readme"})
+    exec(compile(blocks("python")[number], f"README block {number}", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
 
 

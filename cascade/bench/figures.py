@@ -154,6 +154,7 @@ def _figures(units: Sequence[Unit], base: Sequence[Unit] | None, levels: Sequenc
         "new_tokens": tokens,
         "tokens_per_s": _mean(unit.rate for unit in units),
         **_speedup("speedup", [(unit.rate, other.rate) for unit, other in pairs]),
+        "pooled_speedup": _pooled(pairs),
         "decode_tokens_per_s": _mean(unit.decode_rate for unit in units),
         **_speedup("decode_speedup", [(unit.decode_rate, other.decode_rate) for unit, other in pairs]),
         "tau": _ratio(tokens, forwards),
@@ -174,6 +175,13 @@ def _figures(units: Sequence[Unit], base: Sequence[Unit] | None, levels: Sequenc
         "regret": None,
         "regret_best": None,
     }
+
+
+def _pooled(pairs: Sequence[tuple[Unit, Unit]]) -> float | None:
+    """The speedup in tokens over time of all units together, in which long answers weigh more."""
+    tokens, wall = (sum(getattr(unit, key) for unit, _ in pairs) for key in ("tokens", "wall"))
+    base_tokens, base_wall = (sum(getattr(other, key) for _, other in pairs) for key in ("tokens", "wall"))
+    return _ratio(tokens * base_wall, wall * base_tokens)
 
 
 def _speedup(name: str, pairs: Sequence[tuple[float | None, float | None]]) -> Figures:

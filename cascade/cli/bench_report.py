@@ -46,7 +46,16 @@ def print_table(record: Record, screen: Console | None = None) -> None:
 
 
 def _speed(screen: Console, summary: Record, setup: Record, baseline: str | None) -> None:
-    numbers = ("tokens/s", "speedup", "90 %", "decode\nspeedup", "latency\nP50 s", "\nP95 s", "1st token\ntime")
+    numbers = (
+        "tokens/s",
+        "speedup",
+        "90 %",
+        "\npooled",
+        "decode\nspeedup",
+        "latency\nP50 s",
+        "\nP95 s",
+        "1st token\ntime",
+    )
     made = show.table("system", *numbers, right=numbers)
     brief = max(figures["latency_p50_s"] for _, figures in _overall(summary)) < 1
     for name, figures in _overall(summary):
@@ -55,6 +64,7 @@ def _speed(screen: Console, summary: Record, setup: Record, baseline: str | None
             _number(figures["tokens_per_s"], 1),
             _speedup(figures["speedup"]),
             _interval(figures["speedup_interval"]),
+            _speedup(figures["pooled_speedup"]),
             _speedup(figures["decode_speedup"]),
             _number(figures["latency_p50_s"], 3 if brief else 2),
             _number(figures["latency_p95_s"], 3 if brief else 2),
@@ -64,6 +74,10 @@ def _speed(screen: Console, summary: Record, setup: Record, baseline: str | None
     if baseline is not None:
         caption += f" against {baseline} on the same {'batches' if setup['batch'] > 1 else 'questions'}"
     _section(screen, "Speed", made, caption, "90 %: where the speedup lies for nine of ten draws of such questions.")
+    screen.print(
+        "pooled: the same of all tokens in all the time, in which long answers and slow questions weigh more.",
+        soft_wrap=True,
+    )
     screen.print(
         "decode: after the first token. latency: of a request, half and 95 % are below. 1st token: its time, "
         f"against {baseline or 'nothing'}; less is better. {LOSS}: slower than {baseline or 'plain'}."
@@ -110,7 +124,7 @@ def _by_category(screen: Console, summary: Record, baseline: str | None) -> None
     for category in _categories(summary):
         cells = [_with_interval(summary[name].get(category), " " if len(names) <= ONE_LINE else "\n") for name in names]
         made.add_row(category, str(summary[baseline][category]["questions"]), *cells)
-    _section(screen, "Speedup by category", made, f"against {baseline}, with where nine of ten draws lie.")
+    _section(screen, "Speedup by category", made, f"against {baseline}; in brackets or below: the 90 % interval.")
 
 
 def _levels(screen: Console, summary: Record) -> None:

@@ -49,7 +49,7 @@ def losses(bench: Bench, systems: Iterable[str], names: Sequence[str]) -> list[s
     for system in systems:
         rows = [(name, bench["summary"][system].get(name, {}).get("speedup")) for name in names if name != "overall"]
         known = [(name, speed) for name, speed in rows if speed is not None]
-        lost = sorted((speed, name) for name, speed in known if speed < 1)
+        lost = sorted((speed, name) for name, speed in known if round(speed, 2) < 1)
         if lost:
             where = ", ".join(f"{name} {speed:.2f}x" for speed, name in lost)
             said.append(f"{system} is slower in {len(lost)} of {len(known)}: {where}.")
@@ -159,6 +159,7 @@ def _compute(row: Mapping[str, Any]) -> Cell:
 FIGURES: Sequence[tuple[str, str, Callable[[Mapping[str, Any]], Cell]]] = (
     ("tokens/s", "mean over questions", _plain("tokens_per_s", 1)),
     ("speedup", "against the baseline, with its 90 % interval", _speed("speedup")),
+    ("pooled speedup", "all tokens in all the time", _plain("pooled_speedup", 2, "x")),
     ("decode speedup", "after the first token", _speed("decode_speedup")),
     ("tau", "tokens per forward of the target", _plain("tau")),
     ("forwards/token", "of the target", _plain("target_forwards_per_token")),
