@@ -1,4 +1,4 @@
-"""The cascade of the benchmark page: Qwen2.5-Coder, 0.5B under 1.5B. With folders: DRAFT=... TARGET=... in the environment."""
+"""The cascade of the benchmark page: Qwen2.5-Coder, 0.5B under 1.5B. DRAFT and TARGET may name other places."""
 
 import os
 

@@ -8,7 +8,8 @@ whose scores lie closer than rounding can move them may change places, and that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,9 @@ def sampled_refusal(rule: str) -> str:
 
 
 def _case(engine: Engine, index: int, prompt: Any, params: SamplingParams, threshold: float) -> Case:
-    fast, plain = (engine.generate(prompt, replace(params, speculate=speculate)) for speculate in (True, False))
+    fast = engine.generate(prompt, params)
+    with _unruled(engine):
+        plain = engine.generate(prompt, replace(params, speculate=False))
     target = len(engine.level_names) - 1
     case = Case(
         prompt=index,
@@ -192,6 +195,16 @@ def _case(engine: Engine, index: int, prompt: Any, params: SamplingParams, thres
     near = not bit_exact(engine.model) and divergence.behind is not None and divergence.behind <= limit
     judged = NEAR_TIE if near else DEFECT
     return replace(case, verdict=judged if engine.target.rule.lossless else NOT_JUDGED, divergence=divergence)
+
+
+@contextmanager
+def _unruled(engine: Engine) -> Iterator[None]:
+    """Decodes without the rule that is audited: what it makes of no draft at all would be no reference."""
+    rule, engine.target.rule = engine.target.rule, Coupled()
+    try:
+        yield
+    finally:
+        engine.target.rule = rule
 
 
 def _divergence(

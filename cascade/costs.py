@@ -78,7 +78,7 @@ class CostModel:
         return self.seconds(f"draft of {level}", tokens)
 
     def relax(self, level: str) -> None:
-        """Forgets the slowest time of every size; where one is left, it becomes the least ever seen.
+        """Forgets the slowest time of every size; where one is left, the least median ever seen takes its place.
 
         Times that a busy machine made long would else keep a level out for good: unused, it is not measured.
         """
@@ -134,7 +134,7 @@ class _Table:
         self.sizes: list[deque[int]] = []  # and how many tokens each was for
         self.tokens: list[float] = []  # medians of the two
         self.medians: list[float] = []
-        self.least: list[float] = []  # times ever seen
+        self.least: list[tuple[float, int]] = []  # least medians ever seen, with their sizes
         self.times: list[float] = []  # the medians made to rise
         self.stale = False
 
@@ -149,13 +149,14 @@ class _Table:
             self.sizes.insert(i, deque(maxlen=WINDOW))
             for values in (self.tokens, self.medians, self.times):
                 values.insert(i, 0.0)
-            self.least.insert(i, seconds)
+            self.least.insert(i, (seconds, tokens))
             self.stale = True
-        self.least[i] = min(self.least[i], seconds)
         self.windows[i].append(seconds)
         self.sizes[i].append(tokens)
         before, now = self.medians[i], _median(sorted(self.windows[i]))
         self.medians[i] = now
+        if now < self.least[i][0]:
+            self.least[i] = now, tokens
         self.tokens[i] = float(tokens) if tokens <= EXACT else _median(sorted(self.sizes[i]))
         times = self.times
         # A bucket that stands alone and keeps its place changes no other: the usual case, and a cheap one.
@@ -167,14 +168,15 @@ class _Table:
         return opened
 
     def relax(self) -> None:
-        """Drops the slowest observation of every bucket; a single one becomes the least ever seen."""
+        """Drops the slowest observation of every bucket; a single one becomes the least median ever seen."""
         for i, (window, sizes) in enumerate(zip(self.windows, self.sizes, strict=True)):
             if len(window) > 1:
                 slowest = window.index(max(window))
                 del window[slowest], sizes[slowest]
             else:
-                window[0] = self.least[i]
+                window[0], sizes[0] = self.least[i]
             self.medians[i] = _median(sorted(window))
+            self.tokens[i] = _median(sorted(sizes))
         self.stale = True
 
     def at(self, tokens: int) -> float | None:

@@ -190,9 +190,12 @@ def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:
             raise DraftError(f"a draft has {len(tokens)} tokens but {len(origin)} origins")
         origin = origin[:cap]
     q = None if draft.q is None else draft.q[:cap]
-    chances = None if draft.chances is None else [float(chance) for chance in draft.chances][:cap]
+    chances = None if draft.chances is None else [float(chance) for chance in draft.chances]
+    if chances is not None and len(chances) != len(tokens):
+        raise DraftError(f"a draft has {len(tokens)} tokens but {len(chances)} chances")
     if not all(0.0 <= chance <= 1.0 for chance in chances or ()):
         raise DraftError("a draft's chances must be probabilities")
+    chances = None if chances is None else chances[:cap]
     return Draft(tokens[:cap], None if parents is None else parents[:cap], q, origin, chances)
 
 

@@ -10,6 +10,7 @@ from cascade.control.gate import Gate
 from cascade.draft import Draft
 
 if TYPE_CHECKING:
+    from cascade.control.calibration import Calibration
     from cascade.governor import Governor
 
 
@@ -31,11 +32,13 @@ class GovernedRow:
 
     controller: Controller
     gate: Gate
+    calibration: Calibration
     barred: str | None = None  # why the request may not use this level at all
     invested: bool = False  # a model level: its prompt has been (or is being) prefilled
     bypassed: bool = False  # in the latest round
     shadow: tuple[int, list[int]] | None = None  # (position, tokens) proposed for free scoring only
     rounds: int = 0
+    asks: int = 0  # how often it was asked: several times a round, where another level is between it and the target
     emitted: int = 0
     k: int | None = None
     floor: float = 0.0  # confidence under which the drafter should stop before K

@@ -30,6 +30,7 @@ log = logging.getLogger("cascade")
 PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level that is tried can show what it is worth
 PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
+WAITED = 8  # rounds without a level that say that it has been left out
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 STRETCH = 2  # a drafter that stops when in doubt is asked for so many times K
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
@@ -74,7 +75,7 @@ class Governor:
         self.rows: dict[int, GovernedRow] = {}
         self.prior = PRIOR_ALPHA_SELF if isinstance(config.model, str) and config.model == "self" else PRIOR_ALPHA
         self.alpha = self.prior  # engine-wide, slow
-        self.calibration = Calibration()
+        self.calibrations = {False: Calibration(), True: Calibration()}  # of greedy rows, and of sampled ones
         self.tests = 2.0 * PRIOR_TESTS  # how many tests alpha stands for
 
     # -- the life of a row ---------------------------------------------------------------------------
@@ -96,7 +97,8 @@ class Governor:
             barred = "the request's levels leave it out"
         elif self.config.k == 0:
             barred = "k=0 in the configuration"
-        row = GovernedRow(self.controller(), Gate(bypass, costly=isinstance(self.drafter, Level)), barred)
+        gate = Gate(bypass, costly=isinstance(self.drafter, Level))
+        row = GovernedRow(self.controller(), gate, self.calibrations[params.temperature > 0], barred)
         if barred:
             row.decide("off", barred)
         self.rows[row_id] = row
@@ -124,7 +126,7 @@ class Governor:
             self.investment.finished(row.emitted)
             if not row.gate.tests:
                 self.alpha += FORGET * (self.prior - self.alpha)
-                if row.barred is None and isinstance(self.drafter, Level):
+                if row.barred is None and row.asks >= WAITED and row.bypassed_rounds == row.asks:
                     self.costs.relax(self.name)
             try:
                 self.drafter.end(row_id)
@@ -148,9 +150,9 @@ class Governor:
             if k:
                 # A level may hand up more than K: what its own model verified on the way is good to have.
                 cap = min(ask.cap, max(k, self.config.k_max))
-                floor = self.rows[ask.context.row_id].floor
-                want = min(k * STRETCH if floor else k, cap)
-                own.append((i, ask.below(ask.context, want, cap, floor, self.calibration.chance)))
+                row = self.rows[ask.context.row_id]
+                want = min(k * STRETCH if row.floor else k, cap)
+                own.append((i, ask.below(ask.context, want, cap, row.floor, row.calibration.chance)))
             else:
                 passed.append((i, ask))
         if own:
@@ -175,13 +177,13 @@ class Governor:
         for ask, draft in zip(asks, drafts, strict=True):
             try:
                 checked = check_draft(draft, ask.cap, self.vocab_size)
+                if checked.origin is None or not isinstance(self.drafter, Level):
+                    checked.origin = self.index  # only a level knows of others below it
+                if not verifier.model.trees:
+                    checked = first_path(checked)
             except Exception as error:
                 proposals.append(self._drop(ask, error))
                 continue
-            if checked.origin is None or not isinstance(self.drafter, Level):
-                checked.origin = self.index  # only a level knows of others below it
-            if not verifier.model.trees:
-                checked = first_path(checked)
             proposals.append(Proposal(checked, self, self.rows[ask.context.row_id].k or ask.want))
             self.rows[ask.context.row_id].seconds += seconds / len(asks)
         drafted = sum(len(p.draft) for p in proposals)
@@ -207,6 +209,7 @@ class Governor:
         """K for this row now; 0 where the level is bypassed."""
         row = self.rows[ask.context.row_id]
         k = 0 if row.barred else self._gated(row, ask, estimates, verifier)
+        row.asks += 1
         row.bypassed = k == 0
         row.k = k or None
         row.bypassed_rounds += row.bypassed
@@ -220,7 +223,7 @@ class Governor:
         k = self._next_k(row, estimates)
         speed = self._speedup(row, k, estimates)
         gain = speed / self._without(ask)
-        if level is not None and row.controller.adapts:
+        if level is not None and row.controller.adapts and row.controller.k_min == 1:  # more are wanted at any rate
             row.floor = least_confidence(estimates.price(1), speed)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
@@ -295,7 +298,7 @@ class Governor:
             row.verdicts.append((verdict.proposed, verdict.tested, verdict.accepted))
             row.k_sum += proposal.k
         for i, chance in enumerate((proposal.draft.chances or ())[: verdict.tested]):
-            self.calibration.observe(chance, i < verdict.accepted)
+            row.calibration.observe(chance, i < verdict.accepted)
         row.tau += FAST * (verdict.accepted + 1 - row.tau)
         row.controller.observe(Outcome(proposal.k, verdict.proposed, verdict.tested, verdict.accepted))
         self._learn(row, verdict.tested, verdict.accepted)

@@ -40,7 +40,8 @@ class Progress:
         tokens, origins: what is held, and the level that first proposed each token.
         logprobs: per token, where the request asks for them (target only).
         verdicts: how each draft fared, with the proposal it came from.
-        chances: this level's probability of each token, as far as it was asked how sure it is.
+        chances: how sure this level was of each token, if it was asked: its best token's probability, which for
+            sampled rows says more than the token's own.
         confidence: by these, the chance that all tokens held are its verifier's too.
         ended: the text is over, or this level cannot continue it.
         error: why the row failed.
@@ -161,7 +162,10 @@ class Level(Drafter):
         progress = self.advance(asks)
         if self.tail:
             self._append_tails(progress)
-        return [Draft(p.tokens, origin=p.origins, chances=p.chances) for p in progress]
+        return [
+            Draft(p.tokens, origin=p.origins, chances=p.chances if len(p.chances) == len(p.tokens) else None)
+            for p in progress
+        ]
 
     def advance(self, asks: Sequence[Ask]) -> list[Progress]:
         """Rounds of ask, score, walk and append, until every row holds what it was asked for."""
@@ -258,7 +262,7 @@ class Level(Drafter):
         row.tokens += verdict.chain
         row.context = row.context.extended(verdict.chain)
         row.verdicts.append((proposal, verdict))
-        if sampler.plain and scores.chances is not None:  # a sampled token's own chance would say less
+        if scores.chances is not None:
             scored = [0, *(node + 1 for node in verdict.path)]
             chances = [scores.chances[i] for i in scored[: len(verdict.chain)]]
             row.confidence *= math.prod(map(row.ask.chance, chances))

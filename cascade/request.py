@@ -26,8 +26,11 @@ class LevelStats:
         alpha: accepted / tested, None when nothing was tested.
         forwards, tokens_fed: of its own model; 0 for a drafter without one.
         time_s: its share of its own forwards, or of its proposals where it has no model.
-        k_mean: mean K of the rounds in which it proposed.
-        bypassed_rounds: rounds in which it passed the question on.
+        k_mean: mean K of its proposals: what the controller chose. A model that stops when in doubt is asked
+            for more, and hands up what it is sure of.
+        bypassed_rounds: how often it was asked and passed the question on.
+        asks: how often it was asked: once a round, but for levels under another one.
+        proposals: how many of its proposals were judged.
         dropped: proposals that failed or broke the contract.
         decisions: (round, what, reason) whenever its governor changed its mind. `what` is "wait" (a
             model whose prompt is not worth prefilling yet), "propose", "bypass" or "off".
@@ -44,6 +47,8 @@ class LevelStats:
     time_s: float
     k_mean: float | None
     bypassed_rounds: int
+    asks: int = 0
+    proposals: int = 0
     dropped: int = 0
     decisions: tuple[tuple[int, str, str], ...] = ()
 

@@ -100,7 +100,7 @@ class Scores:
     Attributes:
         logits: [N, V].
         picks: the best token of each, None where the logits are no numbers; None unless a row is greedy.
-        chances: the probability of each pick; None unless somebody asks how sure the model is.
+        chances: the probability of the best token of each; None unless somebody asks how sure the model is.
     """
 
     logits: torch.Tensor
@@ -110,13 +110,13 @@ class Scores:
     @classmethod
     def of(cls, logits: torch.Tensor, *, greedy: bool, sure: bool) -> Scores:
         """Reads off the logits what is needed, for all positions at once."""
-        if not greedy:
+        if not greedy and not sure:
             return cls(logits)
         best = logits.max(-1)
         bad = (~best.values.isfinite()).tolist()
         picks = [None if wrong else pick for pick, wrong in zip(best.indices.tolist(), bad, strict=True)]
         chances = (best.values.float() - logits.float().logsumexp(-1)).clamp(max=0).exp().tolist() if sure else None
-        return cls(logits, picks, chances)
+        return cls(logits, picks if greedy else None, chances)
 
     def part(self, start: int, stop: int) -> Scores:
         """Those of some positions."""

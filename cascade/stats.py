@@ -104,6 +104,8 @@ class Ledger:
             time_s=model.seconds if model is not None else own.seconds if own is not None else 0.0,
             k_mean=own.k_sum / len(own.verdicts) if own is not None and own.verdicts else None,
             bypassed_rounds=own.bypassed_rounds if own is not None else 0,
+            asks=own.asks if own is not None else 0,
+            proposals=len(own.verdicts) if own is not None else 0,
             dropped=own.dropped if own is not None else 0,
             decisions=tuple(own.decisions) if own is not None else (),
         )

@@ -88,6 +88,7 @@ def stats(own: list[dict[str, Any]], wall: float) -> dict[str, Any]:
             {"name": name, **total, "accept_rate": None, "alpha": None,
              "tokens_fed": 3 * total["forwards"], "time_s": time,
              "k_mean": sum(ks) / len(ks) if ks else None, "bypassed_rounds": sum(part["bypassed"] for part in parts),
+             "asks": len(parts), "proposals": len(ks),
              "dropped": 0, "decisions": []}
         )  # fmt: skip
     tokens = sum(len(one["tokens"]) for one in own)

@@ -19,7 +19,7 @@ from cascade.errors import ConfigError
 from cascade.hookspecs import hookimpl
 from cascade.noise import Noise
 from cascade.request import Result
-from cascade.rules import Rule
+from cascade.rules import Coupled, Rule
 from cascade.sampling import Sampler
 from cascade.testing import FixedCosts, ScriptedDrafter, ToyModel
 from tests.tiny import tiny, tokenizer
@@ -553,3 +553,19 @@ def test_what_the_example_questions_give_to_work_on_is_long_enough(question):
 def test_the_example_questions_fit_a_small_context():
     made = tokenizer(3 + 256)
     assert max(len(made(question.prompt)["input_ids"]) for question in read_questions(EXAMPLES)) < 2000
+
+
+def test_a_rule_that_changes_what_stands_without_a_draft_is_found() -> None:
+    """The reference is decoded without the rule: a rule that spoils plain decoding too must not look identical."""
+
+    class Shifting(Coupled):
+        name = "shifting"
+
+        def walk(self, draft, choose, ends):
+            return super().walk(draft, lambda node: 5 + choose(node) % 7, ends)
+
+    engine = Engine(CascadeConfig([ToyModel()]))
+    engine.target.rule = Shifting()
+    [case] = audit(engine, [[1, 2, 3]], [SamplingParams(max_new_tokens=8, ignore_eos=True)])
+    assert case.verdict == "defect"
+    assert isinstance(engine.target.rule, Shifting), "put back"

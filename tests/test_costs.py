@@ -156,3 +156,21 @@ def test_relaxing_keeps_times_rising() -> None:
         costs.relax("a")
         times = [costs.seconds("a", n) for n in range(1, 300)]
         assert times == sorted(times)
+
+
+def test_one_lucky_time_is_not_what_a_level_relaxes_to() -> None:
+    costs = CostModel()
+    for i in range(40):
+        costs.observe("draft", 1, 1, 0.002 if i == 17 else 0.01)
+    for _ in range(30):
+        costs.relax("draft")
+    assert costs.seconds("draft", 1) == 0.002 or costs.seconds("draft", 1) == 0.01
+
+
+def test_a_bucket_of_several_sizes_relaxes_to_one_of_them() -> None:
+    costs = CostModel()
+    for tokens in (33, 33, 64, 64, 64):
+        costs.observe("draft", tokens, 1, tokens / 1000)
+    for _ in range(6):
+        costs.relax("draft")
+    assert costs.seconds("draft", 33) == pytest.approx(0.033)

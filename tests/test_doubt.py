@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cascade import CascadeConfig, Draft, Engine, LevelConfig, SamplingParams
+from cascade import CascadeConfig, Draft, Drafter, Engine, LevelConfig, SamplingParams
 from cascade.control.calibration import BINS, Calibration
 from cascade.control.theory import least_confidence
 from cascade.draft import check_draft, first_path
@@ -97,6 +97,20 @@ def test_chances_travel_with_their_tokens() -> None:
     assert first_path(tree).chances == [0.1, 0.3]
 
 
+@pytest.mark.parametrize("chances", [[0.5], [0.5] * 4])
+def test_a_drafter_with_too_few_chances_loses_its_proposal_and_nothing_else(chances: list[float]) -> None:
+    class Odd(Drafter):
+        def propose(self, asks):
+            return [Draft([5, 6, 7], parents=[-1, -1, 0], chances=chances) for _ in asks]
+
+    model = ToyModel()
+    model.trees = False
+    result = Engine(CascadeConfig([Odd(), model])).generate(PROMPT, SamplingParams(max_new_tokens=9, ignore_eos=True))
+    assert result.error is None
+    assert result.stats.levels[0].dropped > 0
+    assert len(result.tokens) == 9
+
+
 @pytest.mark.parametrize("bad", [[1.5], [-0.1], [float("nan")]])
 def test_chances_that_are_no_probabilities_cost_the_proposal(bad: list[float]) -> None:
     with pytest.raises(DraftError, match="must be probabilities"):
@@ -142,7 +156,7 @@ def test_a_draft_model_stops_where_its_doubts_have_proved_right() -> None:
     doubtful, fixed = run(0.5), run(0.5, "fixed")
     assert doubtful[0] == fixed[0] == truth
     assert doubtful[1].accept_rate > fixed[1].accept_rate + 0.15
-    calibration = doubtful[2].target.source.calibration
+    calibration = doubtful[2].target.source.calibrations[False]
     assert calibration.chance(0.52) < 0.65
     assert calibration.chance(0.99) > 0.9
 
@@ -150,7 +164,7 @@ def test_a_draft_model_stops_where_its_doubts_have_proved_right() -> None:
 def test_doubts_that_prove_idle_stop_nothing() -> None:
     """As of a quantised copy of the target, which hesitates where the target hesitates too."""
     tokens, level, engine = run(0.0)
-    assert engine.target.source.calibration.chance(0.52) > 0.85
+    assert engine.target.source.calibrations[False].chance(0.52) > 0.85
     assert level.accept_rate > 0.99
     assert level.drafted / (len(tokens) - level.accepted) > 4  # long drafts, in spite of a probability of a half
 
@@ -158,3 +172,25 @@ def test_doubts_that_prove_idle_stop_nothing() -> None:
 def test_a_fixed_k_is_kept_whatever_the_doubts() -> None:
     _, level, _ = run(0.5, "fixed")
     assert level.k_mean > 5.5  # only the text's end shortens it
+
+
+def test_a_sampled_row_stops_in_doubt_as_well_and_keeps_its_text() -> None:
+    target = ToyModel(order=4, seed=3)
+    costs = FixedCosts(lambda level, tokens: 1.0 if level == "target" else 0.25, lambda level, tokens: 0.25 * tokens)
+    params = SamplingParams(max_new_tokens=300, ignore_eos=True, temperature=0.7, seed=5)
+    draft = LevelConfig(model=Peaked(target, 0.5), name="draft")
+    engine = Engine(CascadeConfig([draft, LevelConfig(model=target, name="target")]), costs=costs, check=True)
+    plain = Engine(CascadeConfig([ToyModel(order=4, seed=3)])).generate(PROMPT, params)
+    result = engine.generate(PROMPT, params)
+    assert result.tokens == plain.tokens
+    assert engine.target.source.calibrations[True].chance(0.52) != Calibration().chance(0.52)
+    assert engine.target.source.calibrations[False].chance(0.52) == Calibration().chance(0.52)
+
+
+def test_a_least_k_is_kept_whatever_the_doubts() -> None:
+    target = ToyModel(order=4, seed=3)
+    costs = FixedCosts(lambda level, tokens: 1.0 if level == "target" else 0.25, lambda level, tokens: 0.25 * tokens)
+    draft = LevelConfig(model=Peaked(target, 0.5), name="draft", k_min=6, k_max=6)
+    engine = Engine(CascadeConfig([draft, LevelConfig(model=target, name="target")]), costs=costs)
+    level = engine.generate(PROMPT, SamplingParams(max_new_tokens=100, ignore_eos=True)).stats.levels[0]
+    assert level.drafted / level.proposals > 5.5

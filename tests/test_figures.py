@@ -39,7 +39,9 @@ def setup_of(*systems, skipped=None, batch=1):
 
 
 def level(name, **figures):
-    zero = dict.fromkeys(("drafted", "tested", "accepted", "forwards", "tokens_fed", "bypassed_rounds"), 0)
+    zero = dict.fromkeys(
+        ("drafted", "tested", "accepted", "forwards", "tokens_fed", "bypassed_rounds", "asks", "proposals"), 0
+    )
     return {"name": name, **zero, "time_s": 0.0, "k_mean": None, **figures}
 
 
@@ -242,11 +244,33 @@ def test_tau_and_own_work():
 
 def test_levels_are_sums_over_the_runs():
     one = [
-        level("draft", drafted=10, tested=8, accepted=6, k_mean=5.0, time_s=0.5, bypassed_rounds=1, forwards=12),
+        level(
+            "draft",
+            drafted=10,
+            tested=8,
+            accepted=6,
+            k_mean=5.0,
+            time_s=0.5,
+            bypassed_rounds=1,
+            asks=3,
+            proposals=2,
+            forwards=12,
+        ),
         level("target", time_s=1.0, forwards=5, tokens_fed=20),
     ]
     two = [
-        level("draft", drafted=30, tested=12, accepted=9, k_mean=10.0, time_s=0.1, bypassed_rounds=3, forwards=8),
+        level(
+            "draft",
+            drafted=30,
+            tested=12,
+            accepted=9,
+            k_mean=10.0,
+            time_s=0.1,
+            bypassed_rounds=3,
+            asks=7,
+            proposals=3,
+            forwards=8,
+        ),
         level("target", time_s=2.0, forwards=5, tokens_fed=40),
     ]
     runs = [
@@ -359,7 +383,7 @@ def record_of(runs, **more):
 def bench_runs():
     """Two categories, four systems of which one fails midway, with levels that did something."""
     drafted = [
-        level("ngram", drafted=10, tested=8, accepted=6, k_mean=5.0, bypassed_rounds=1),
+        level("ngram", drafted=10, tested=8, accepted=6, k_mean=5.0, bypassed_rounds=1, asks=5, proposals=2),
         level("draft", drafted=4, tested=4, accepted=1, k_mean=2.0, time_s=0.2, forwards=4),
         level("target", time_s=0.5, forwards=5),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -227,6 +228,33 @@ def test_own_work_is_small_next_to_the_budget(batch: int) -> None:
     results = engine.generate([PROMPT] * batch, LONG)
     own = sum(r.stats.own_work_s for r in results) / sum(r.stats.target_forwards for r in results)
     assert own < 0.05
+
+
+def test_a_level_under_another_is_asked_several_times_a_round() -> None:
+    bench = with_draft(0.9, LevelConfig(drafter="ngram"))
+    ngram, draft, target = bench.engine.generate([1, 2, 3] * 8, LONG).stats.levels
+    assert ngram.bypassed_rounds <= ngram.asks
+    assert ngram.asks > target.forwards > 0
+    assert draft.asks == target.forwards - 1, "not in the prompt's own round"
+    assert draft.proposals <= draft.asks
+
+
+def test_a_level_that_was_left_out_all_along_has_its_costs_relaxed() -> None:
+    class Told(FixedCosts):
+        relaxed: ClassVar[list[str]] = []
+
+        def relax(self, level: str) -> None:
+            self.relaxed.append(level)
+
+    target = ToyModel()
+    dear = Told(lambda level, tokens: 1.0 if level == "target" else 50.0)
+    draft = LevelConfig(model=ToyModel(seed=9), name="draft")
+    engine = Engine(CascadeConfig([draft, LevelConfig(model=target, name="target")]), costs=dear)
+    engine.generate(PROMPT, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    assert dear.relaxed == [], "three rounds say nothing"
+    engine.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True))
+    engine.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True, speculate=False))
+    assert dear.relaxed == ["draft"]
 
 
 def test_a_texts_length_is_its_own_whether_or_not_it_speculated() -> None:

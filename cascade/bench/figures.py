@@ -78,12 +78,14 @@ def summarise(runs: Sequence[Run], setup: Mapping[str, Any]) -> dict[str, dict[s
         table = {name: {key: units[key] for key in units if key in table[baseline]} for name, units in table.items()}
     parts = {name: _by_category(units) for name, units in table.items() if units}
     plain, peers_plain = _texts(done, "plain"), _texts(done, "hf-plain")
+    asked = {(run["category"], run["question_id"]) for run in runs}
     summary: dict[str, dict[str, Figures]] = {}
     for name, categories in parts.items():
         summary[name] = {}
         for category, units in categories.items():
             base = None if baseline is None else [parts[baseline][category][key] for key in units]
             figures = _figures(list(units.values()), base, setup["levels"])
+            figures["asked"] = len({q for q in asked if category in (OVERALL, q[0])})
             figures["identical"] = _identical(units, plain)
             figures["identical_hf_plain"] = _identical(units, peers_plain) if name.startswith(PEER) else None
             summary[name][category] = figures
@@ -206,19 +208,15 @@ def _levels(runs: Sequence[Run], wall: float) -> list[Figures] | None:
     if any(run["stats"] is None for run in runs):
         return None
     tokens = sum(run["new_tokens"] for run in runs)
-    rounds = sum(run["target_forwards"] for run in runs)
-    return [_level(rows, tokens, rounds, wall) for rows in zip(*(run["stats"]["levels"] for run in runs), strict=True)]
+    return [_level(rows, tokens, wall) for rows in zip(*(run["stats"]["levels"] for run in runs), strict=True)]
 
 
-def _level(rows: Sequence[Mapping[str, Any]], tokens: int, rounds: int, wall: float) -> Figures:
+def _level(rows: Sequence[Mapping[str, Any]], tokens: int, wall: float) -> Figures:
     """One level's figures from its `LevelStats` in every run."""
 
     def total(key: str) -> Any:
         return sum(row[key] for row in rows)
 
-    # K counts per proposal, and a run made about drafted / K of them.
-    proposals = sum(row["drafted"] / row["k_mean"] for row in rows if row["k_mean"])
-    bypassed = _ratio(total("bypassed_rounds"), rounds)
     return {
         "name": rows[0]["name"],
         "drafted": total("drafted"),
@@ -226,10 +224,9 @@ def _level(rows: Sequence[Mapping[str, Any]], tokens: int, rounds: int, wall: fl
         "accepted": total("accepted"),
         "alpha": _ratio(total("accepted"), total("tested")),
         "accept_rate": _ratio(total("accepted"), total("drafted")),
-        "k_mean": _ratio(total("drafted"), proposals),
+        "k_mean": _ratio(sum(row["k_mean"] * row["proposals"] for row in rows if row["k_mean"]), total("proposals")),
         "time_share": _ratio(total("time_s"), wall),
-        # A level below the middle is asked, and passes on, several times in a round of the target.
-        "bypassed_share": None if bypassed is None else min(bypassed, 1.0),
+        "bypassed_share": _ratio(total("bypassed_rounds"), total("asks")),
         "forwards_per_token": _ratio(total("forwards"), tokens),
         "tokens_fed_per_token": _ratio(total("tokens_fed"), tokens),
     }

@@ -168,7 +168,6 @@ def _categories(summary: Record) -> list[str]:
 
 def _remarks(summary: Record, setup: Record) -> Iterator[str]:
     """Whose text differs, and what is missing."""
-    asked = max((figures["questions"] for _, figures in _overall(summary)), default=0)
     for name, figures in _overall(summary):
         found = [(figures["identical"], "plain")]
         if name.startswith(PEER) and name != "hf-plain":
@@ -176,10 +175,11 @@ def _remarks(summary: Record, setup: Record) -> Iterator[str]:
         parts = [f"{_percent(1 - share)} from {other}'s" for share, other in found if share is not None and share < 1]
         if parts:
             yield f"The text of {name} differs in " + ", ".join(parts) + "."
-        if figures["questions"] < asked:
-            yield f"{name} is over {figures['questions']} of {asked} questions: the others it did not finish."
+        if figures["questions"] < figures["asked"]:
+            shared = f"{figures['questions']} of {figures['asked']} questions"
+            yield f"{name} is over {shared}: those it shares with the baseline."
     for name, reason in setup["skipped"].items():
-        yield f"{name} was not run: {reason}"
+        yield f"{name}: {reason}" if name in summary else f"{name} was not run: {reason}"
 
 
 def _conditions(record: Record) -> Iterator[str]:
