@@ -537,7 +537,7 @@ def test_an_interruption_without_a_file_says_that_nothing_is_kept(bench, asked):
     assert ran.err.endswith("cascade: interrupted: nothing is kept\n")
 
 
-@pytest.mark.parametrize("tail", [b'{"runs": [{"sys', b"\x00\x00\x00\n", b'{"runs": 3}\n'])
+@pytest.mark.parametrize("tail", [b'{"runs": [{"sys', b"\x00\x00\x00\n"])
 def test_a_torn_last_line_loses_its_question_only(bench, out, tmp_path, asked, tail):
     asked.stop_after = 4
     bench("--json", str(out))
@@ -566,6 +566,39 @@ def test_an_unreadable_line_in_the_middle_is_an_error(bench, out, tmp_path, aske
     partial.write_bytes(damaged)
     assert f"{partial}, line 3 cannot be read" in refused(bench("--json", str(out)))
     assert partial.read_bytes() == damaged
+
+
+def test_a_run_without_its_figures_is_found_before_anything_is_measured(bench, out, tmp_path, asked):
+    asked.stop_after = 4
+    bench("--json", str(out))
+    partial = tmp_path / "out.json.partial.jsonl"
+    head, *lines = partial.read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    del last["runs"][0]["wall_s"]
+    damaged = "".join([head, *lines[:-1], json.dumps(last) + "\n"])
+    partial.write_text(damaged)
+    asked.calls.clear()
+    number = len(lines) + 1
+    assert f"line {number} cannot be read: delete that line" in refused(bench("--json", str(out)))
+    assert (asked.calls, partial.read_text()) == ([], damaged)
+    partial.write_text("nonsense\n" + "".join(lines))
+    assert "line 1 cannot be read: it says what was measured: delete the file" in refused(bench("--json", str(out)))
+    partial.unlink()
+    out.write_text(json.dumps({**json.loads(head), "runs": [1, 2], "summary": {}}))
+    assert f"{out} exists and is no bench's file" in refused(bench("--json", str(out)))
+
+
+def test_other_weights_or_another_plugin_are_another_configuration(bench, out, tmp_path, tmp_path_factory, asked):
+    folder = tiny_folder(tmp_path_factory, max_position_embeddings=512)
+    levels = ("ngram", str(folder))
+    asked.stop_after = 4
+    bench("--json", str(out), levels=levels)
+    before = (tmp_path / "toy.py").read_text()
+    (tmp_path / "toy.py").write_text(before + "\n# changed\n")
+    assert "was measured with files.toy.py" in refused(bench("--json", str(out), levels=levels))
+    (tmp_path / "toy.py").write_text(before)
+    (folder / "model.safetensors").touch()
+    assert "was measured with levels[1].weights" in refused(bench("--json", str(out), levels=levels))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -32,6 +33,7 @@ class Plan:
         limit: questions per category, None for all.
         batch: questions decoded at a time.
         repeats: how often each question is asked.
+        files: config and plugin files, which decide what is measured as well.
     """
 
     config: CascadeConfig
@@ -42,6 +44,7 @@ class Plan:
     limit: int | None = None
     batch: int = 1
     repeats: int = 1
+    files: Sequence[Path] = ()
 
     def asked(self) -> dict[str, Any]:
         """What was asked of every answer, apart from the limit."""
@@ -60,12 +63,14 @@ class Plan:
         return {
             "levels": [
                 {field.name: _plain(getattr(level, field.name)) for field in fields(LevelConfig)}
+                | {"weights": _weights(level.model)}
                 for level in normalise_levels(self.config, drafter_names)
             ],
             "rule": self.config.rule,
             "bypass": _plain(self.config.bypass),
             "max_length": self.config.max_length,
             "questions": digest(self.questions),
+            "files": {path.name: digest(path) for path in self.files if path.is_file()},
             "systems": ["cascade", *self.against],
             "sweep": self.sweep,
             **self.asked(),
@@ -103,6 +108,16 @@ def _level(level: LevelConfig, part: Any) -> dict[str, Any]:
         "dtype": part.model.dtype,
         "parameters": getattr(part.model, "parameters", None),
     }
+
+
+def _weights(model: Any) -> str | None:
+    """A mark of a model's files, which changes when they do; None where they are not in a folder of the user's."""
+    path = Path(model).expanduser() if isinstance(model, str) else None
+    if path is None or not path.exists():
+        return None
+    found = sorted(path.iterdir()) if path.is_dir() else [path]
+    marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
+    return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,25 @@ from cascade.errors import ConfigError
 
 FORMAT = 1
 
+#: What every run must have for its figures, and of which type.
+NUMBER = (int, float)
+FIELDS: dict[str, Any] = {
+    "system": str,
+    "category": str,
+    "question_id": (str, int),
+    "repeat": int,
+    "batch": (dict, type(None)),
+    "new_tokens": int,
+    "wall_s": NUMBER,
+    "first_token_s": (*NUMBER, type(None)),
+    "first_tokens": int,
+    "target_forwards": int,
+    "tokens": list,
+    "forwards": dict,
+    "tokens_fed": dict,
+    "stats": (dict, type(None)),
+}
+
 log = logging.getLogger("cascade")
 
 
@@ -136,7 +155,7 @@ class Store:
         try:
             record = json.loads(out.read_text(encoding="utf-8"))
             self._adopt(out, record)
-            self.runs = list(record["runs"])
+            self.runs = _checked(record["runs"])
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{out} exists and is no bench's file: give another --json, or delete it") from None
         self.finished = True
@@ -148,18 +167,21 @@ class Store:
         lines = self._file.read().splitlines(keepends=True)
         start = 0
         for number, line in enumerate(lines, 1):
+            last, whole = number == len(lines), line.endswith(b"\n")
             try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("torn")
-                self._take(partial, json.loads(line), first=number == 1)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                if number < len(lines) or (number == 1 and line.endswith(b"\n")):
-                    raise ConfigError(
-                        f"{partial}, line {number} cannot be read: delete that line to measure its question again, "
-                        "or the file to measure all of them"
-                    ) from None
+                content = json.loads(line) if whole else None
+            except (ValueError, RecursionError):
+                content = None
+            if content is None and last and (number > 1 or not whole):
                 log.warning("%s ended in a torn line: what it was for is measured again", partial)
                 self._file.truncate(start)
+                return
+            try:
+                self._take(partial, content, first=number == 1)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                what = "delete that line to measure its question again, or the file to measure all of them"
+                what = "it says what was measured: delete the file, or give another --json" if number == 1 else what
+                raise ConfigError(f"{partial}, line {number} cannot be read: {what}") from None
             start += len(line)
 
     def _take(self, partial: Path, line: Any, first: bool) -> None:
@@ -167,7 +189,7 @@ class Store:
         if first:
             self._adopt(partial, line)
             return
-        done, runs = self.done, line["runs"]
+        done, runs = self.done, _checked(line["runs"])
         fresh = [run for run in runs if (run["category"], run["question_id"]) not in done]
         self.runs += fresh  # an interruption between the two files' last steps leaves runs in both
         self.skipped.update(line["skipped"])
@@ -198,6 +220,15 @@ class Store:
             self._file.write(json.dumps(line).encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+
+
+def _checked(runs: Any) -> list[Run]:
+    """Runs from a file. Raises ValueError for one that no figures could be made of."""
+    for run in runs:
+        for key, kind in FIELDS.items():
+            if not isinstance(run, dict) or not isinstance(run.get(key, ...), kind):
+                raise ValueError(f"a run without {key}")
+    return list(runs)
 
 
 def difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -76,7 +76,15 @@ def run(args: argparse.Namespace) -> int:
     if args.batch > 1:
         config = replace(config, max_batch=args.batch)
     plan = Plan(
-        config, Path(args.questions), params, against, args.sweep, args.limit_per_category, args.batch, args.repeats
+        config,
+        Path(args.questions),
+        params,
+        against,
+        sweep=args.sweep,
+        limit=args.limit_per_category,
+        batch=args.batch,
+        repeats=args.repeats,
+        files=[Path(file) for file in (args.config, *args.early_plugin, *args.plugin) if file],
     )
     configuration = plan.configuration(plugins.drafter_names())
     with Store(out, configuration, environment()) as store:

@@ -34,7 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from cascade.report.page import render
     from cascade.report.source import read
 
-    page = render(read(args.file))
+    source = read(args.file)
+    try:
+        page = render(source)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{args.file} is damaged: {type(error).__name__} {error}; run `cascade bench` again, or see --debug"
+        ) from error
     path.write_text(page, encoding="utf-8")
     print(f"{path}: {len(page.encode()) / 1e6:.1f} MB, opens in any browser, offline")
     return OK

@@ -103,7 +103,10 @@ def _records(file: str, text: str) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _loads(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda name: None)  # NaN and Infinity: not known
+    try:
+        return json.loads(text, parse_constant=lambda name: None)  # NaN and Infinity: not known
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 # -- benchmarks ------------------------------------------------------------------------------------------
