@@ -180,8 +180,8 @@ def _request(source: Source) -> str:
     lower = len(source.levels) > 1
     steps = (
         "<h3>K and bypass</h3><figure><div class=chart id=timeline role=img aria-label='K of each level over the "
-        "request'></div><figcaption>The line is the number of tokens asked of a level (K), the bars are those "
-        "accepted in a round; a model hands up more than K where it agrees with what it got from below. Grey: "
+        "request'></div><figcaption>The line is the controller's K, the bars are the tokens accepted in a "
+        "round; a model hands up more than K where it is sure, and fewer where it is in doubt. Grey: "
         "bypassed, or not asked. Triangles: a decision; hover or tap for its reason.</figcaption></figure>"
     )
     text = (

@@ -182,7 +182,7 @@ LEVELS: Sequence[tuple[str, str, Callable[[Mapping[str, Any]], Cell]]] = (
     ("tested", "tokens", _plain("tested", 0)),
     ("accepted", "tokens", _plain("accepted", 0)),
     ("time share", "of the wall time", _plain("time_share", 1, " %", 100)),
-    ("bypassed", "share of rounds", _plain("bypassed_share", 0, " %", 100)),
+    ("bypassed", "share of the times it was asked", _plain("bypassed_share", 0, " %", 100)),
     ("forwards/token", "of its own model", _plain("forwards_per_token")),
     ("tokens fed/token", "to its own model", _plain("tokens_fed_per_token")),
 )
