@@ -142,7 +142,7 @@ def _levels(screen: Console, summary: Record) -> None:
                 _percent(level["bypassed_share"]),
             )
     if made.row_count:
-        caption = "alpha: tokens that held, of those tested. K: what its controller chose. bypassed: share of the times it was asked."
+        caption = "alpha: tokens that held, of those tested. K: its controller's. bypassed: of the times it was asked."
         _section(screen, "Levels of the cascade", made, caption)
 
 
