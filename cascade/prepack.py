@@ -21,6 +21,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
+        self._trained = linear.weight.requires_grad
         self._blocks = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
     @property
@@ -33,9 +34,13 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._blocks, self.bias, "none", [], "")
 
     def plain(self) -> nn.Linear:
-        """An ordinary layer with the same weights, a copy."""
+        """An ordinary layer with the same weights, a copy.
+
+        As trainable as the original: torch multiplies by a weight without gradients in another way, which for the
+        head and the last position of a prompt copies all of it.
+        """
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        linear.weight = nn.Parameter(self.weight, requires_grad=self._trained)
         linear.bias = self.bias
         return linear
 

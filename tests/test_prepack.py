@@ -51,3 +51,11 @@ def test_unpacked_for_a_while_is_the_model_as_it_was_loaded() -> None:
             x = torch.randn(width, 64).bfloat16()
             assert torch.equal(plain(x), packed(x))
     assert [id(part) for part in packed.modules()] == [id(part) for part in before]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_unpacked_weight_is_as_trainable_as_it_was(trained: bool) -> None:
+    layers = model(torch.bfloat16).requires_grad_(trained)
+    prepack(layers)
+    with unpacked(layers):
+        assert layers[0].weight.requires_grad is trained
