@@ -1,6 +1,7 @@
 """`cascade bench`: questions, who is measured and in which order, what is kept, and how it goes on."""
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -231,6 +232,20 @@ def test_rounds_are_kept_only_while_somebody_watches():
     assert rounds.cascade_make_observer(None) is None
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 17])
+def test_each_system_follows_every_other_equally_often(count):
+    follows, begins = {}, {}
+    for turn in range(2 * count):
+        places = runner.order(count, turn)
+        assert sorted(places) == list(range(count))
+        begins[places[0]] = begins.get(places[0], 0) + 1
+        for pair in pairwise(places):
+            follows[pair] = follows.get(pair, 0) + 1
+    assert begins.keys() == set(range(count))
+    assert len(follows) == count * (count - 1)
+    assert len(set(follows.values())) <= 1
+
+
 def test_whoever_begins_changes_and_a_failed_peer_leaves_no_half_figures():
     calls = []
 
@@ -248,8 +263,8 @@ def test_whoever_begins_changes_and_a_failed_peer_leaves_no_half_figures():
 
     systems, question = [System(name) for name in "abc"], Question(5, "qa", "x")
     runs, failed = measure(systems, Group(1, "qa", (question,)), SamplingParams(), 3)
-    assert calls == [("b", True), ("c", True), ("a", True), ("c", False), ("a", False), ("b", False), ("a", False),
-                     ("c", False)]  # fmt: skip
+    assert calls == [("b", True), ("c", True), ("a", True), ("c", False), ("a", False), ("b", False), ("c", False),
+                     ("a", False)]  # fmt: skip
     assert failed == {"b": "failed on question 5: too much"}
     assert sorted((run["system"], run["repeat"]) for run in runs) == [(name, i) for name in "ac" for i in range(3)]
     assert runs[0] == {"system": "c", "category": "qa", "question_id": 5, "repeat": 0, "batch": None}

@@ -118,6 +118,15 @@ def warm_up(systems: Sequence[System], group: Group, params: SamplingParams) -> 
     return failed
 
 
+def order(count: int, turn: int) -> list[int]:
+    """Who goes when, of `count` systems: over enough turns each follows every other equally often (Williams 1949).
+
+    What ran before leaves caches and memory in a state of its own, so nobody may always follow the same one.
+    """
+    row = [(turn + (place + 1) // 2 * (1 if place % 2 else -1)) % count for place in range(count)]
+    return row[::-1] if count % 2 and turn // count % 2 else row  # of an odd number, backwards as well
+
+
 def measure(
     systems: Sequence[System],
     group: Group,
@@ -127,7 +136,7 @@ def measure(
 ) -> tuple[list[Run], dict[str, str]]:
     """Has a group answered by every system `repeats` times; returns the runs, and which systems failed.
 
-    Who begins moves on from group to group and from repeat to repeat. Of a system that fails no run of this group
+    Who follows whom changes from group to group and from repeat to repeat. Of a system that fails no run of this group
     is kept: half of its figures would compare with nothing.
 
     Args:
@@ -140,8 +149,7 @@ def measure(
     runs: list[Run] = []
     failed: dict[str, str] = {}
     for repeat in range(repeats):
-        turn = (group.id + repeat) % len(systems)
-        for system in [*systems[turn:], *systems[:turn]]:
+        for system in [systems[place] for place in order(len(systems), group.id + repeat)]:
             if system.name in failed:
                 continue
             tell(system.name)
