@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cascade.bench.figures import summarise
+from cascade.bench.figures import FIXED, summarise
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
@@ -90,7 +90,7 @@ def overall(record: Record) -> str:
     head += ["own work ms", "compute/token", "same text"]
     rows = []
     for name, parts in record["summary"].items():
-        if name.startswith("fixed:"):
+        if name.startswith(FIXED):
             continue
         f = parts["overall"]
         compute = f["compute_per_token"]
@@ -116,7 +116,7 @@ def overall(record: Record) -> str:
 
 def categories(record: Record) -> str:
     """Speedups per category, a column per system."""
-    names = [n for n in record["summary"] if n not in ("plain",) and not n.startswith("fixed:")]
+    names = [n for n in record["summary"] if n not in ("plain",) and not n.startswith(FIXED)]
     kinds = [c for c in record["summary"]["cascade"] if c != "overall"]
     rows = []
     for kind in [*kinds, "overall"]:
@@ -154,7 +154,7 @@ def regret(record: Record) -> str:
     for kind, figures in record["summary"]["cascade"].items():
         plain = record["summary"]["plain"][kind]
         best = figures["regret_best"] or "-"
-        rows.append([kind, number(figures["regret"]), number(plain["regret"]), best.removeprefix("fixed:")])
+        rows.append([kind, number(figures["regret"]), number(plain["regret"]), best.removeprefix(FIXED)])
     return table(["category", "cascade", "plain", "best fixed setting"], rows)
 
 

@@ -97,11 +97,13 @@ class FixedCosts:
     """Costs that are told, not measured: for tests, and for toy models whose real ones mean nothing.
 
     Args:
-        table: table(level, tokens) -> seconds of a forward.
+        table: table(level, tokens) -> seconds of a forward, None where nobody knows.
         draft: the same for a proposal; None: proposals cost nothing.
     """
 
-    def __init__(self, table: Callable[[str, int], float], draft: Callable[[str, int], float] | None = None) -> None:
+    def __init__(
+        self, table: Callable[[str, int], float | None], draft: Callable[[str, int], float] | None = None
+    ) -> None:
         self._table = table
         self._draft = draft
 

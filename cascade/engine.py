@@ -122,7 +122,7 @@ class Engine:
     @property
     def level_names(self) -> tuple[str, ...]:
         """The levels bottom to top, the target last: what `origins` index."""
-        return (*(governor.name for governor in reversed(list(self._governors()))), self.target.name)
+        return (*(governor.name for governor in reversed(list(self.governors()))), self.target.name)
 
     def summary(self) -> str:
         """The levels, their models, dtypes and what the load-time probes found, a line each."""
@@ -131,7 +131,7 @@ class Engine:
             model, role = level.model, "target" if level.is_target else "level"
             trees = "yes" if model.trees else "no"
             lines.append(f"{role} {level.name}: {model.dtype}, bit-exact: {model.exactness}, trees: {trees}")
-        for governor in self._governors():
+        for governor in self.governors():
             if not isinstance(governor.drafter, Level):
                 lines.append(f"level {governor.name}: {type(governor.drafter).__name__}")
             if governor.config.k == 0:
@@ -285,7 +285,7 @@ class Engine:
             end = request.close("error", f"{type(row.error).__name__}: {row.error}")
             chunk = replace(chunk, text=chunk.text + end.text, finish_reason=end.finish_reason)
         self.target.settle(request.context, request.length - len(request.prompt))
-        for governor in self._governors():
+        for governor in self.governors():
             for _, verdict in row.verdicts:
                 governor.tell(request.id, verdict)
         return chunk
@@ -312,7 +312,7 @@ class Engine:
     def _warm_up(self) -> None:
         """Compiles what is compiled and times what is timed, so that no request pays for it."""
         warm_up_noise()
-        for governor in self._governors():
+        for governor in self.governors():
             getattr(governor.drafter, "warm_up", lambda: None)()
         self.target.warm_up()
 
@@ -326,7 +326,7 @@ class Engine:
             below = level.source.drafter if level.source is not None else None
             level = below if isinstance(below, Level) else None
 
-    def _governors(self) -> Iterator[Governor]:
+    def governors(self) -> Iterator[Governor]:
         """The governors, top to bottom."""
         governor = self.target.source
         while governor is not None:

@@ -213,7 +213,7 @@ def test_nothing_is_left_behind_after_many_requests() -> None:
     assert not engine._live
     for level in engine._levels():
         assert not level.rows
-    for governor in engine._governors():
+    for governor in engine.governors():
         assert not governor.rows
 
 

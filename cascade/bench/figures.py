@@ -7,7 +7,7 @@ The uncertainty that matters is which questions were asked, so intervals resampl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+FORMAT = 1  # of the record that the figures are part of
 OVERALL = "overall"
 BASELINES = ("plain", "hf-plain")  # what speedups are against: the first that was run
 PEER, FIXED = "hf-", "fixed:"  # how their systems' names begin
@@ -73,7 +74,7 @@ def summarise(runs: Sequence[Run], setup: Mapping[str, Any]) -> dict[str, dict[s
     done = [run for run in runs if run["finish_reason"] != "error"]
     names = dict.fromkeys(chain(setup["systems"], (run["system"] for run in done)))
     table = {name: _units([run for run in done if run["system"] == name]) for name in names}
-    baseline = next((name for name in BASELINES if table.get(name)), None)
+    baseline = baseline_of({name for name, units in table.items() if units})
     if baseline is not None:
         table = {name: {key: units[key] for key in units if key in table[baseline]} for name, units in table.items()}
     parts = {name: _by_category(units) for name, units in table.items() if units}
@@ -112,7 +113,7 @@ def _units(runs: Iterable[Run]) -> Units:
 def _unit(calls: Sequence[Sequence[Run]]) -> Unit:
     runs = tuple(run for rows in calls for run in rows)
     firsts = [float(run["first_token_s"]) for run in runs if run["first_token_s"] is not None]
-    wall = sum(_wall(rows) for rows in calls)
+    wall = sum(wall_of(rows) for rows in calls)
     return Unit(
         runs=runs,
         calls=len(calls),
@@ -124,9 +125,14 @@ def _unit(calls: Sequence[Sequence[Run]]) -> Unit:
     )
 
 
-def _wall(rows: Sequence[Run]) -> float:
+def wall_of(rows: Sequence[Run]) -> float:
     """Seconds of one call: a batch's own, or its only request's."""
     return float(rows[0]["wall_s"] if rows[0]["batch"] is None else rows[0]["batch"]["wall_s"])
+
+
+def baseline_of(names: Container[str]) -> str | None:
+    """The system that speedups are against, None where none was run."""
+    return next((name for name in BASELINES if name in names), None)
 
 
 def _by_category(units: Units) -> dict[str, Units]:

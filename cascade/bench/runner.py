@@ -14,7 +14,7 @@ from cascade.errors import PromptError
 
 if TYPE_CHECKING:
     from cascade.bench.setup import Plan
-    from cascade.config import SamplingParams
+    from cascade.config import LevelConfig, SamplingParams
     from cascade.engine import Engine
 
 #: What `--against` can name.
@@ -46,7 +46,7 @@ def systems_of(plan: Plan, engine: Engine, rounds: Rounds) -> tuple[list[System]
         engine: of the plan's configuration.
         rounds: a plugin that is registered with the engine.
     """
-    settings = {governor: _setting(engine, governor) for governor in engine.level_names[:-1]}
+    settings = {governor.name: _setting(governor.config) for governor in reversed(list(engine.governors()))}
     found: list[System] = [EngineSystem("cascade", "this configuration", settings, engine, rounds=rounds)]
     skipped: dict[str, str] = {}
     for name in plan.against:
@@ -65,13 +65,8 @@ def systems_of(plan: Plan, engine: Engine, rounds: Rounds) -> tuple[list[System]
     return found, skipped
 
 
-def _setting(engine: Engine, name: str) -> str:
+def _setting(config: LevelConfig) -> str:
     """How a level below the target is controlled, in words."""
-    governor = engine.target.source
-    while governor is not None and governor.name != name:
-        governor = governor.below
-    assert governor is not None
-    config = governor.config
     return "off" if config.k == 0 else f"{config.controller}, K {config.k_min} to {config.k_max}"
 
 

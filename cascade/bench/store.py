@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cascade.bench.figures import FORMAT
 from cascade.bench.setup import SAME
 from cascade.bench.systems import Run
 from cascade.cli.files import write_json
 from cascade.errors import ConfigError
-
-FORMAT = 1
 
 #: What every run must have for its figures, and of which type.
 NUMBER = (int, float)

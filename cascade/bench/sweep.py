@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cascade.bench.systems import EngineSystem, System, chain
 from cascade.config import BypassConfig, LevelConfig, normalise_levels
+from cascade.costs import FixedCosts
 from cascade.engine import Engine
 from cascade.level import Level
 
@@ -23,27 +24,6 @@ MODEL_KS = (2, 3, 5, 8)
 TABLE_KS = (3, 6, 10)
 TABLE_K = 8  # of a table under a model, where the configuration says nothing
 MANY = 3  # from more lower levels than this on, not every subset is tried
-
-
-class NoCosts:
-    """Costs that nobody knows: then nothing is warmed up for, and no level is left out for its price."""
-
-    def observe(self, level: str, tokens: int, rows: int, seconds: float) -> None:
-        """Changes nothing."""
-
-    def seconds(self, level: str, tokens: int, rows: int = 1) -> float | None:
-        """None."""
-        return None
-
-    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
-        """Changes nothing."""
-
-    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
-        """None."""
-        return None
-
-    def relax(self, level: str) -> None:
-        """Changes nothing."""
 
 
 def sweep(engine: Engine) -> tuple[list[System], dict[str, str]]:
@@ -88,7 +68,9 @@ def _fixed(
     config = replace(engine.config, levels=levels, bypass=always)
     names = "+".join(str(level.name) for level in subset)
     settings = {str(level.name): f"K {level.k}" for level in levels[:-1]}
-    own = Engine(config, plugins=engine.plugins, clock=engine.clock, costs=NoCosts())
+    # Costs that nobody knows: nothing is warmed up for, and no level is left out for its price.
+    unknown = FixedCosts(lambda level, tokens: None)
+    own = Engine(config, plugins=engine.plugins, clock=engine.clock, costs=unknown)
     return EngineSystem(f"fixed:{names}={k}", f"{names} always proposing, fixed K", settings, own)
 
 

@@ -163,12 +163,8 @@ class EngineSystem:
 
 def chain(engine: Engine) -> list[tuple[str, Drafter]]:
     """(name, drafter or level) of a cascade, bottom to top, the target last: what `origins` index."""
-    found: list[tuple[str, Drafter]] = [(engine.target.name, engine.target)]
-    governor = engine.target.source
-    while governor is not None:
-        found.insert(0, (governor.name, governor.drafter))
-        governor = governor.below
-    return found
+    top_down = [(engine.target.name, engine.target), *((one.name, one.drafter) for one in engine.governors())]
+    return top_down[::-1]
 
 
 def token_ids(engine: Engine, prompt: Any) -> list[int]:

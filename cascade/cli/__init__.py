@@ -116,6 +116,14 @@ class Commands(argparse._SubParsersAction):
         return super().add_parser(name, **{"help": "", **kwargs})
 
 
+def check_counts(args: argparse.Namespace, *names: str) -> None:
+    """Raises ConfigError for an option, named as its attribute, that is a number under 1; None is no number."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+
 def _parser() -> tuple[Parser, Any]:
     """The parser with the built-in commands, and what further ones are added to."""
     parser = Parser(prog="cascade", description="Multi-level speculative decoding.")

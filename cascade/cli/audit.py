@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cascade.cli import FAILED, OK, levels
+from cascade.cli import FAILED, OK, check_counts, levels
 from cascade.cli.files import check_writable, write_json
 from cascade.config import CascadeConfig, SamplingParams
 from cascade.errors import ConfigError
@@ -88,10 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for option in ("max_new_tokens", "seeds", "limit_per_category"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+    check_counts(args, "max_new_tokens", "seeds", "limit_per_category")
     if args.threshold is not None and not (args.threshold >= 0 and math.isfinite(args.threshold)):
         raise ConfigError(f"--threshold must be a number of at least 0, not {args.threshold}")
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cascade.cli import INTERRUPTED, OK, generate, levels
+from cascade.cli import INTERRUPTED, OK, check_counts, generate, levels
 from cascade.cli.files import check_writable
 from cascade.errors import ConfigError, did_you_mean
 
@@ -58,10 +58,7 @@ def run(args: argparse.Namespace) -> int:
     params = generate.sampling(args)
     if params.temperature > 0 and params.seed is None:
         params = replace(params, seed=0)  # all systems and repeats need the same one; any will do
-    for option in ("max_new_tokens", "batch", "repeats", "limit_per_category"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+    check_counts(args, "max_new_tokens", "batch", "repeats", "limit_per_category")
     from cascade.bench.questions import read_questions
 
     questions = read_questions(args.questions, args.limit_per_category)
@@ -238,6 +235,8 @@ def _progress(screen: Console, done: int, missing: int) -> Iterator[_Lines]:
 
 def _speeds(runs: list[Run]) -> str:
     """Tokens per second of each system on what was just measured."""
+    from cascade.bench.figures import FIXED
+
     tokens: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for run in runs:
@@ -245,5 +244,5 @@ def _speeds(runs: list[Run]) -> str:
         tokens[name] = tokens.get(name, 0) + run["new_tokens"]
         wall = run["wall_s"] if batch is None else batch["wall_s"] / batch["size"]
         seconds[name] = seconds.get(name, 0.0) + wall
-    shown = [name for name in sorted(tokens) if not name.startswith("fixed:")]  # who began differs; a sweep has many
+    shown = [name for name in sorted(tokens) if not name.startswith(FIXED)]  # who began differs; a sweep has many
     return ", ".join(f"{name} {tokens[name] / seconds[name]:.1f}" for name in shown) + " tokens/s"

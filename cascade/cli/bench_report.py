@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cascade.bench.figures import BASELINES, FIXED, OVERALL, PEER
+from cascade.bench.figures import FIXED, OVERALL, PEER, baseline_of
 from cascade.cli import show
 
 LOSS = "!"  # beside a speedup below 1, since not every reader sees colours
@@ -31,7 +31,7 @@ def print_table(record: Record, screen: Console | None = None) -> None:
     if not summary:
         screen.print("No system finished a question: there are no figures.")
     else:
-        baseline = next((name for name in BASELINES if name in summary), None)
+        baseline = baseline_of(summary)
         _speed(screen, summary, setup, baseline)
         _work(screen, summary)
         _by_category(screen, summary, baseline)

@@ -9,8 +9,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from cascade.bench.figures import OVERALL
 from cascade.report import palette
-from cascade.report.measures import OVERALL, Position, Shares, compared
+from cascade.report.measures import Position, Shares, compared
 
 Figure = dict[str, Any]
 FEW = 20  # tests; a share of fewer is drawn hollow

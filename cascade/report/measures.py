@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from cascade.bench.figures import FIXED, OVERALL, baseline_of, wall_of
 from cascade.report.source import Request
-
-OVERALL = "overall"
 
 
 class Position(NamedTuple):
@@ -64,7 +63,7 @@ def time_shares(bench: Mapping[str, Any], category: str) -> Shares | None:
         for run in bench["runs"]
         if run["system"] == "cascade" and run["stats"] is not None and category in (run["category"], OVERALL)
     )
-    wall = sum(_wall(rows) for rows in calls)
+    wall = sum(wall_of(rows) for rows in calls)
     if not figures or not figures.get("levels") or wall <= 0:
         return None
     models = {level["name"] for level in bench["setup"]["levels"] if level["kind"] == "model"}
@@ -86,14 +85,9 @@ def _calls(runs: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     return list(calls.values())
 
 
-def _wall(rows: Sequence[Mapping[str, Any]]) -> float:
-    batch = rows[0].get("batch")
-    return float(rows[0]["wall_s"] if batch is None else batch["wall_s"])
-
-
 def baseline(bench: Mapping[str, Any]) -> str | None:
     """The system that speedups are against, None where none was run."""
-    return next((name for name in ("plain", "hf-plain") if name in bench["summary"]), None)
+    return baseline_of(bench["summary"])
 
 
 def categories(bench: Mapping[str, Any]) -> list[str]:
@@ -106,4 +100,6 @@ def categories(bench: Mapping[str, Any]) -> list[str]:
 def compared(bench: Mapping[str, Any]) -> list[str]:
     """The systems worth a place in a chart: neither the baseline, which is the line at 1, nor a sweep's grid."""
     order = dict.fromkeys([*bench["setup"].get("systems", ()), *bench["summary"]])
-    return [name for name in order if name in bench["summary"] and name != baseline(bench) and ":" not in name]
+    return [
+        name for name in order if name in bench["summary"] and name != baseline(bench) and not name.startswith(FIXED)
+    ]

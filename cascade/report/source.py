@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cascade.bench.figures import FORMAT, summarise
 from cascade.errors import ConfigError
 
-FORMAT = 1  # of the benchmark's file
 BENCH = {"environment": dict, "setup": dict, "runs": list, "summary": dict}
 RUN = ("system", "category", "question_id", "repeat", "tokens", "origins", "stats")
 ROUND = ("round", "position", "tokens", "origins", "levels")
@@ -122,8 +122,6 @@ def _bench(name: str, file: str, record: dict[str, Any]) -> Source:
 
 def _partial(name: str, file: str, records: Sequence[dict[str, Any]]) -> Source:
     """What OUT.partial.jsonl holds: the setup, then a line per question (or batch of them) with its runs."""
-    from cascade.bench.figures import summarise
-
     header, *lines = records
     _check_format(file, header)
     # A system that failed on the way is told of where it did.

@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cascade.bench.figures import FIXED
 from cascade.report.measures import baseline, categories
 
 Bench = Mapping[str, Any]
@@ -115,7 +116,7 @@ def systems(bench: Bench) -> str:
     """What each system is, with its settings, and which were left out and why."""
     rows = []
     for name, about in bench["setup"].get("systems", {}).items():
-        if not name.startswith("fixed:"):
+        if not name.startswith(FIXED):
             settings = ", ".join(f"{key}={value}" for key, value in (about.get("settings") or {}).items())
             said = escape(about.get("description", "")) + (f" <code>{escape(settings)}</code>" if settings else "")
             rows.append(f"<dt>{escape(name)}</dt><dd>{said}</dd>")
@@ -177,7 +178,7 @@ FIGURES: Sequence[tuple[str, str, Callable[[Mapping[str, Any]], Cell]]] = (
 LEVELS: Sequence[tuple[str, str, Callable[[Mapping[str, Any]], Cell]]] = (
     ("alpha", "accepted of tested", _plain("alpha")),
     ("accept rate", "accepted of drafted", _plain("accept_rate")),
-    ("mean K", "tokens asked for", _plain("k_mean", 1)),
+    ("mean K", "its controller's", _plain("k_mean", 1)),
     ("drafted", "tokens", _plain("drafted", 0)),
     ("tested", "tokens", _plain("tested", 0)),
     ("accepted", "tokens", _plain("accepted", 0)),
@@ -216,7 +217,7 @@ def table(
 
 def figures(bench: Bench, *, fixed: bool = False) -> str:
     """Every figure of every system, or of a sweep's fixed settings; empty where there are none."""
-    names = [name for name in bench["summary"] if name.startswith("fixed:") == fixed]
+    names = [name for name in bench["summary"] if name.startswith(FIXED) == fixed]
     rows = [
         (category, name, bench["summary"][name][category])
         for category in categories(bench)
