@@ -13,10 +13,11 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Ask": "cascade.draft",
+    "AsyncStream": "cascade.stream",
     "BypassConfig": "cascade.config",
     "CascadeConfig": "cascade.config",
     "CascadeError": "cascade.errors",
-    "Chunk": "cascade.request",
+    "Chunk": "cascade.result",
     "ConfigError": "cascade.errors",
     "Context": "cascade.draft",
     "DecodeError": "cascade.errors",
@@ -25,14 +26,15 @@ _HOME = {
     "Drafter": "cascade.drafter",
     "Engine": "cascade.engine",
     "LevelConfig": "cascade.config",
-    "LevelStats": "cascade.request",
+    "LevelStats": "cascade.result",
     "LoadError": "cascade.errors",
     "PluginError": "cascade.errors",
     "PromptError": "cascade.errors",
-    "Result": "cascade.request",
+    "Result": "cascade.result",
     "SamplingParams": "cascade.config",
-    "Stats": "cascade.request",
-    "Stream": "cascade.request",
+    "Session": "cascade.session",
+    "Stats": "cascade.result",
+    "Stream": "cascade.stream",
     "Verdict": "cascade.draft",
     "hookimpl": "cascade.hookspecs",
     "load_config": "cascade.config_file",
@@ -55,10 +57,13 @@ if TYPE_CHECKING:
         PromptError,
     )
     from cascade.hookspecs import hookimpl
-    from cascade.request import Chunk, LevelStats, Result, Stats, Stream
+    from cascade.result import Chunk, LevelStats, Result, Stats
+    from cascade.session import Session
+    from cascade.stream import AsyncStream, Stream
 
 __all__ = [
     "Ask",
+    "AsyncStream",
     "BypassConfig",
     "CascadeConfig",
     "CascadeError",
@@ -77,6 +82,7 @@ __all__ = [
     "PromptError",
     "Result",
     "SamplingParams",
+    "Session",
     "Stats",
     "Stream",
     "Verdict",

@@ -26,7 +26,7 @@ from cascade.sampling import Sampler
 
 if TYPE_CHECKING:
     from cascade.engine import Engine
-    from cascade.request import Result
+    from cascade.result import Result
 
 IDENTICAL, NEAR_TIE, DEFECT, ERROR, NOT_JUDGED = "identical", "near-tie", "defect", "error", "not judged"
 

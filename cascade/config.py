@@ -88,7 +88,12 @@ class SamplingParams:
         ignore_eos: the model's own end tokens are ordinary tokens.
         logprobs: report the chosen token and this many of the likeliest, per token.
         logits_processors: objects called as f(input_ids [1, L], scores [1, V]) -> scores, once per
-            emitted token on its true prefix, before the filters above.
+            emitted token on its true prefix, in order, before the filters above: transformers' own, or any
+            others. One with a method `for_request()` is asked for a copy per request, which may keep state.
+            One with a true attribute `for_drafts` promises to be cheap and to keep none: draft models apply it
+            as well. Of transformers' own these are known.
+        stopping_criteria: objects called as f(input_ids [1, L], None) -> bool, or a tensor of one, once per
+            emitted token, which is the last of `input_ids`: True ends the text there. `for_request()` as above.
         speculate: False is plain decoding.
         levels: names of the levels that may propose for this request; None means all.
         bypass_threshold: overrides the levels' bypass threshold, and is obeyed alone.
@@ -108,6 +113,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     logits_processors: Sequence[Callable[..., Any]] = ()
+    stopping_criteria: Sequence[Callable[..., Any]] = ()
     speculate: bool = True
     levels: Sequence[str] | None = None
     bypass_threshold: float | None = None
@@ -117,7 +123,7 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if isinstance(self.levels, str):
             object.__setattr__(self, "levels", (self.levels,))
-        for name in ("stop", "stop_token_ids", "logits_processors", "levels"):
+        for name in ("stop", "stop_token_ids", "logits_processors", "stopping_criteria", "levels"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, Iterable), f"{name} must be a list, not {value!r}")
             if value is not None or name != "levels":  # None means no stop strings, but all levels
@@ -142,10 +148,21 @@ class SamplingParams:
             _require(_is_name(text), f"a stop string must be a non-empty string, not {text!r}")
         for token in self.stop_token_ids:
             _require(_at_least(0)(token), f"stop_token_ids must be ids >= 0, not {token!r}")
-        for processor in self.logits_processors:
-            _require(callable(processor), f"logits_processors must be callable, not {processor!r}")
+        for name in ("logits_processors", "stopping_criteria"):
+            for one in getattr(self, name):
+                _require(callable(one), f"{name} must be callable, not {one!r}")
         for level in self.levels or ():
             _require(isinstance(level, str), f"levels must be names of levels, not {level!r}")
+
+    def for_request(self) -> SamplingParams:
+        """The same with processors and criteria of one request's own."""
+        if not self.logits_processors and not self.stopping_criteria:
+            return self
+        processors, criteria = (
+            [one.for_request() if hasattr(one, "for_request") else one for one in given]
+            for given in (self.logits_processors, self.stopping_criteria)
+        )
+        return replace(self, logits_processors=processors, stopping_criteria=criteria)
 
     def ends(self, end_ids: Iterable[int]) -> frozenset[int]:
         """The ids that end a text: `stop_token_ids`, and the model's own unless they are ignored."""

@@ -1,41 +1,39 @@
-"""The engine: requests in, the target's own text out, a round at a time."""
+"""The engine: prompts in, the target's own text out."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cascade.build import build_levels
+from cascade.chain import Chain
 from cascade.config import CascadeConfig, SamplingParams
 from cascade.costs import CostModel, Costs
 from cascade.errors import ConfigError, PromptError, did_you_mean
-from cascade.governor import Governor
-from cascade.level import Level, Progress
+from cascade.level import Level
 from cascade.noise import sample_seed
 from cascade.noise import warm_up as warm_up_noise
 from cascade.prompts import encode
-from cascade.request import Chunk, Request, Stream
-from cascade.stats import Ledger
+from cascade.request import Request
+from cascade.scheduler import Scheduler
+from cascade.session import Session
+from cascade.stream import AsyncStream, Stream
 
 if TYPE_CHECKING:
+    from cascade.custom_generate import CustomGenerate
     from cascade.plugins import Plugins
 
-log = logging.getLogger("cascade")
-
-Prompt = Any  # str | list[int] | list[dict[str, Any]]
+Prompt = Any  # str | list[int] | list[dict[str, Any]] | dict[str, Any]
 
 
 class Engine:
     """Decodes prompts through a cascade.
 
-    An engine serves one caller at a time: use it from one thread, or guard it with a lock. Several
-    prompts decode together as one batch; `cancel` may be called from any thread.
+    Whatever is asked of an engine decodes as one batch: a list of prompts, open streams, and calls from
+    several threads, which share their rounds.
 
     Args:
         config: the cascade.
@@ -67,15 +65,14 @@ class Engine:
         self.plugins = plugin_module.create(*config.plugins) if plugins is None else plugins
         self.clock = clock
         self.costs = CostModel() if costs is None else costs
-        self.check = check
         self.target: Level = build_levels(config, self.plugins, self.costs, clock, progress)
         self.model = self.target.model
+        self.chain = Chain(self.target)
+        self.scheduler = Scheduler(self.chain, self.plugins, clock, config.max_batch, check)
         limits = [limit for limit in (config.max_length, self.model.max_length) if limit is not None]
         self.max_length = min(limits, default=None)
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
-        self._live: dict[int, Request] = {}
-        self._ledger = Ledger(self.target)
         if costs is None:
             if progress:
                 progress("measuring")
@@ -87,20 +84,22 @@ class Engine:
         """Decodes one prompt, or a list of prompts as one batch.
 
         Args:
-            prompt: a str, token ids, chat messages, or a list of those.
+            prompt: a str, token ids, chat messages, a dict with "messages" and what else the chat template
+                takes ("tools", ...), or a list of those.
             params: SamplingParams, or one per prompt.
 
         Returns:
             A `Result` for one prompt with n = 1; otherwise a flat list, prompts in order and samples
-            of one prompt adjacent.
+            of one prompt adjacent. In a list, a prompt that cannot be decoded has a Result with its error.
+
+        Raises:
+            ConfigError: parameters that cannot be used; nothing has begun.
+            PromptError: the one prompt cannot be decoded.
         """
-        single = not self._is_batch(prompt)
-        prompts = [prompt] if single else list(prompt)
-        requests = self._requests(prompts, params)
-        for _ in self._run(requests):
-            pass
-        results = [request.result() for request in requests]
-        return results[0] if single and len(results) == 1 else results
+        if not _is_batch(prompt):
+            results = self.scheduler.run(self._samples(prompt, params))
+            return results[0] if len(results) == 1 else results
+        return self.scheduler.run(self._batch(prompt, params))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """A request to iterate over: a `Chunk` per round. Closing it ends it and frees its caches.
@@ -108,30 +107,41 @@ class Engine:
         Raises:
             ConfigError, PromptError: at once, not at the first chunk.
         """
-        requests = self._requests([prompt], params)
-        if len(requests) != 1:
-            raise ConfigError("stream() follows one sample: use n=1, or generate() for several")
-        return Stream(requests[0], self._run(requests))
+        return Stream(self._samples(prompt, params), self.scheduler)
+
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
+        """A request to iterate over in a coroutine, see `AsyncStream`. Raises as `stream` does."""
+        return AsyncStream(self._samples(prompt, params), self.scheduler)
+
+    def session(self) -> Session:
+        """A conversation that keeps the caches of all levels between its turns."""
+        return Session(self.scheduler, self._samples)
+
+    def as_custom_generate(self, **options: Any) -> CustomGenerate:
+        """For `model.generate(..., custom_generate=engine.as_custom_generate())`, see `CustomGenerate`."""
+        from cascade.custom_generate import CustomGenerate
+
+        return CustomGenerate(self, **options)
 
     def cancel(self, request_id: int) -> None:
-        """Ends a request at its next round; one that is already over stays as it is."""
-        request = self._live.get(request_id)
+        """Ends a request at its next round, from any thread; one that is already over stays as it is."""
+        request = self.scheduler.live.get(request_id)
         if request is not None:
             request.cancelled = True
 
     @property
     def level_names(self) -> tuple[str, ...]:
         """The levels bottom to top, the target last: what `origins` index."""
-        return (*(governor.name for governor in reversed(list(self.governors()))), self.target.name)
+        return tuple(place.name for place in self.chain.places)
 
     def summary(self) -> str:
         """The levels, their models, dtypes and what the load-time probes found, a line each."""
         lines = [f"rule {self.config.rule}" + ("" if self.target.rule.lossless else " (NOT lossless)")]
-        for level in self._levels():
+        for level in self.chain.levels:
             model, role = level.model, "target" if level.is_target else "level"
             trees = "yes" if model.trees else "no"
             lines.append(f"{role} {level.name}: {model.dtype}, bit-exact: {model.exactness}, trees: {trees}")
-        for governor in self.governors():
+        for governor in self.chain.governors:
             if not isinstance(governor.drafter, Level):
                 lines.append(f"level {governor.name}: {type(governor.drafter).__name__}")
             if governor.config.k == 0:
@@ -140,19 +150,12 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every level's cache is a prefix of its request's tokens."""
-        for request in self._live.values():
-            for level in self._levels():
-                row = level.rows.get(request.id)
-                if row is not None:
-                    row.cache.check(request.context.tokens)
-                    assert row.cache.length <= request.length - 1, f"{level.name} caches past the last token"
+        self.scheduler.check_integrity()
 
     def close(self) -> None:
         """Frees the models' caches and gives model objects back as they were."""
-        for request in list(self._live.values()):
-            if request.finish_reason is None:
-                self._finish(request, request.close("cancelled"))
-        for level in self._levels():
+        self.scheduler.drop(list(self.scheduler.live.values()))
+        for level in self.chain.levels:
             level.rows.clear()
             close = getattr(level.model, "close", None)
             if close is not None:
@@ -166,43 +169,67 @@ class Engine:
 
     # -- from prompts to requests --------------------------------------------------------------------
 
-    @staticmethod
-    def _is_batch(prompt: Prompt) -> bool:
-        """A list of prompts, as opposed to one prompt that is a list of ids or of messages."""
-        return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
-
-    def _requests(self, prompts: Sequence[Prompt], params: Any) -> list[Request]:
+    def _batch(self, prompts: Sequence[Prompt], params: Any) -> list[Request]:
+        """The requests of several prompts. Whatever is wrong with parameters is said before a seed is drawn."""
         many = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(many) != len(prompts):
             raise ConfigError(f"{len(prompts)} prompts but {len(many)} SamplingParams: give one, or one per prompt")
-        for one in many:
-            if one is not None and not isinstance(one, SamplingParams):
-                raise ConfigError(f"params must be SamplingParams, not {one!r:.60}")
-        encoded = [self._encode(prompt) for prompt in prompts]  # all are checked before a seed is drawn
-        return [
-            request
-            for ids, one in zip(encoded, many, strict=True)
-            for request in self._samples(ids, one or SamplingParams())
-        ]
+        checked = [self._checked(one) for one in many]
+        requests: list[Request] = []
+        for prompt, one in zip(prompts, checked, strict=True):
+            try:
+                requests += self._requests(self._encode(prompt), one)
+            except PromptError as error:
+                requests += self._requests([], one, refused=f"{type(error).__name__}: {error}")
+        return requests
 
-    def _samples(self, ids: list[int], params: SamplingParams) -> list[Request]:
-        """The n requests of one prompt; unseeded ones get fresh seeds."""
-        names = self.level_names
+    def _samples(self, prompt: Prompt, params: SamplingParams | None) -> list[Request]:
+        """The n requests of one prompt."""
+        checked = self._checked(params)
+        if _is_batch(prompt):
+            raise ConfigError("this takes one prompt: use generate() for a list of them")
+        return self._requests(self._encode(prompt), checked)
+
+    def _checked(self, params: Any) -> SamplingParams:
+        """The parameters, checked against what this cascade is."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params must be SamplingParams, not {params!r:.60}")
         for name in params.levels or ():
-            if name not in names:
-                raise ConfigError(f"no level is named {name!r}.{did_you_mean(name, names)}")
-        decode = getattr(self.model, "decode", None) if getattr(self.model, "tokenizer", None) is not None else None
-        if params.stop and decode is None:
+            if name not in self.level_names:
+                raise ConfigError(f"no level is named {name!r}.{did_you_mean(name, self.level_names)}")
+        if params.stop and self._decode is None:
             raise ConfigError("stop strings need a tokenizer, and this target has none: use stop_token_ids")
+        size = self.model.vocab_size
+        bad = next((token for token in params.stop_token_ids if token >= size), None)
+        if bad is not None:
+            raise ConfigError(f"stop_token_ids must lie in [0, {size}), the target's vocabulary, not {bad}")
+        if not self.target.rule.lazy and (own := [*params.logits_processors, *params.stopping_criteria]):
+            name = getattr(own[0], "__name__", type(own[0]).__name__)
+            raise ConfigError(
+                f"the rule {self.config.rule} judges whole blocks, where {name} needs one token after the other: "
+                'use rule="coupled"'
+            )
+        return params
+
+    @property
+    def _decode(self) -> Callable[[Sequence[int]], str] | None:
+        return getattr(self.model, "decode", None) if getattr(self.model, "tokenizer", None) is not None else None
+
+    def _requests(self, ids: list[int], params: SamplingParams, refused: str | None = None) -> list[Request]:
+        """The n requests of one prompt; unseeded ones get fresh seeds."""
         limit = len(ids) + params.max_new_tokens
         if self.max_length is not None:
             limit = min(limit, self.max_length)
         ends = params.ends(self.model.end_ids)
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        seed = params.seed
+        if seed is None:
+            seed = 0 if refused else self._seeds.getrandbits(64)
         samples: list[Request] = []
         for i in range(params.n):
-            parent = samples[0] if samples else None
-            samples.append(Request(next(self._ids), ids, params, sample_seed(seed, i), ends, limit, decode, parent))
+            request = Request(next(self._ids), ids, params, sample_seed(seed, i), ends, limit, self._decode)
+            request.parent, request.refused = samples[0] if samples else None, refused
+            samples.append(request)
         return samples
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -218,120 +245,17 @@ class Engine:
             raise PromptError(f"the prompt has {len(ids)} tokens, and the context holds {self.max_length}: shorten it")
         return ids
 
-    # -- the run -------------------------------------------------------------------------------------
-
-    def _run(self, requests: Sequence[Request]) -> Generator[tuple[Request, Chunk], None, None]:
-        """Rounds until every request is over; yields what each round added, request by request."""
-        waiting = deque(requests)
-        active: list[Request] = []
-        self._live.update({request.id: request for request in requests})
-        try:
-            while waiting or active:
-                yield from self._admit(waiting, active)
-                if active:
-                    yield from self._step(active)
-                active = [request for request in active if request.finish_reason is None]
-        finally:
-            for request in [*active, *waiting]:
-                if request.finish_reason is None:
-                    self._finish(request, request.close("cancelled"))
-
-    def _admit(self, waiting: deque[Request], active: list[Request]) -> list[tuple[Request, Chunk]]:
-        """Starts the next requests; a sample waits until its prompt's first sample has been prefilled."""
-        over = []
-        for request in list(waiting):
-            if len(active) >= self.config.max_batch:
-                break
-            if request.parent is not None and not (request.parent.rounds or request.parent.finish_reason):
-                continue
-            waiting.remove(request)
-            request.began = self.clock()
-            request.observers = self.plugins.observers(request)
-            if request.remaining <= 0 or request.cancelled:
-                reason = "cancelled" if request.cancelled else "length"
-                over.append((request, self._finish(request, request.close(reason))))
-                continue
-            active.append(request)  # before anything is kept for it, so that whatever fails frees it
-            if request.parent is not None:
-                self.target.fork(request.parent.id, request.id)
-            self.target.start(request.id, request.params)
-        return over
-
-    def _step(self, active: Sequence[Request]) -> list[tuple[Request, Chunk]]:
-        """One round of the target for all active rows: advance, commit, settle, then tell observers."""
-        done = [(r, self._finish(r, r.close("cancelled"))) for r in active if r.cancelled]
-        rows = [request for request in active if request.finish_reason is None]
-        if not rows:
-            return done
-        before = [self._ledger.snapshot(request.id) if request.observers else None for request in rows]
-        began, model_seconds = self.clock(), self._model_seconds()
-        progress = self.target.advance([request.ask() for request in rows])
-        chunks = [self._commit(request, row) for request, row in zip(rows, progress, strict=True)]
-        if self.check:
-            self.check_integrity()
-        now = self.clock()
-        own_work = now - began - (self._model_seconds() - model_seconds)
-        for request, chunk, snapshot in zip(rows, chunks, before, strict=True):
-            request.note_round(now, own_work)
-            if snapshot is not None:
-                self._tell(request, "on_round", self._ledger.round(request, chunk, snapshot, len(rows), now - began))
-            done.append((request, self._finish(request, chunk) if request.finish_reason else chunk))
-        return done
-
-    def _commit(self, request: Request, row: Progress) -> Chunk:
-        """Appends what the target decided and lets every level know, whether it proposed or not."""
-        chunk = request.commit(row.tokens, row.origins, row.logprobs)
-        if row.error is not None and request.finish_reason is None:
-            end = request.close("error", f"{type(row.error).__name__}: {row.error}")
-            chunk = replace(chunk, text=chunk.text + end.text, finish_reason=end.finish_reason)
-        self.target.settle(request.context, request.length - len(request.prompt))
-        for governor in self.governors():
-            for _, verdict in row.verdicts:
-                governor.tell(request.id, verdict)
-        return chunk
-
-    def _finish(self, request: Request, chunk: Chunk) -> Chunk:
-        """Freezes a finished request's figures and frees what levels kept of it."""
-        request.ended = self.clock()
-        request.stats = self._ledger.stats(request)
-        self._live.pop(request.id, None)
-        self.target.end(request.id)
-        self._tell(request, "on_end", request.stats)
-        return chunk
-
-    @staticmethod
-    def _tell(request: Request, what: str, record: Any) -> None:
-        """Tells observers; one that raises is told no more, and costs the request nothing."""
-        for observer in request.observers:
-            try:
-                getattr(observer, what)(record)
-            except Exception as error:
-                log.warning("an observer failed and is dropped: %s: %s", type(error).__name__, error)
-                request.observers = tuple(other for other in request.observers if other is not observer)
-
     def _warm_up(self) -> None:
         """Compiles what is compiled and times what is timed, so that no request pays for it."""
         warm_up_noise()
-        for governor in self.governors():
+        for governor in self.chain.governors:
             getattr(governor.drafter, "warm_up", lambda: None)()
         self.target.warm_up()
 
-    # -- the chain -----------------------------------------------------------------------------------
 
-    def _levels(self) -> Iterator[Level]:
-        """Levels with a model, the target first."""
-        level: Level | None = self.target
-        while level is not None:
-            yield level
-            below = level.source.drafter if level.source is not None else None
-            level = below if isinstance(below, Level) else None
-
-    def governors(self) -> Iterator[Governor]:
-        """The governors, top to bottom."""
-        governor = self.target.source
-        while governor is not None:
-            yield governor
-            governor = governor.below
-
-    def _model_seconds(self) -> float:
-        return sum(level.forward_seconds for level in self._levels())
+def _is_batch(prompt: Prompt) -> bool:
+    """A list of prompts, as opposed to one prompt that is a list of ids or of messages."""
+    if not isinstance(prompt, (list, tuple)) or not prompt:
+        return False
+    first = prompt[0]
+    return isinstance(first, (str, list, tuple)) or (isinstance(first, Mapping) and "messages" in first)

@@ -134,13 +134,6 @@ class Level(Drafter):
         if self.source is not None:
             self.source.start(row_id, params)
 
-    def fork(self, parent: int, row_id: int) -> None:
-        """Row `row_id` begins with a copy of the parent's cache: samples of one prompt share its prefill."""
-        if parent in self.rows:
-            self.rows[row_id] = LevelRow(self.rows[parent].cache.fork())
-        if self.source is not None and isinstance(self.source.drafter, Level):
-            self.source.drafter.fork(parent, row_id)
-
     def settle(self, context: Context, emitted: int) -> None:
         """Drops what the cache holds beyond the committed tokens, here and below; `emitted` of them are new."""
         row = self.rows.get(context.row_id)
@@ -183,6 +176,8 @@ class Level(Drafter):
     def _append_tails(self, progress: Sequence[Progress]) -> None:
         """Appends what the drafter below would say next, as far as there is room."""
         rows = [row for row in progress if row.tokens and not row.ended and row.room > 0]
+        if not rows:
+            return
         for row, proposal in zip(rows, self._ask_below(rows, keep=0), strict=True):
             if proposal.draft.parents is None:
                 row.tokens += proposal.draft.tokens

@@ -14,12 +14,19 @@ def encode(tokenizer: Any, prompt: Any, name: str) -> list[int]:
 
     Args:
         tokenizer: of the transformers kind, or None.
-        prompt: str, ids, or messages `[{"role": ..., "content": ...}]`.
+        prompt: str, ids, messages `[{"role": ..., "content": ...}]`, or a dict of "messages" and what else the
+            template takes: "tools", "documents", or whatever it calls its own.
         name: how an error calls the model.
 
     Raises:
         PromptError: there is no tokenizer or chat template for it, or it is of another type.
     """
+    options: dict[str, Any] = {}
+    if isinstance(prompt, Mapping):
+        options = dict(prompt)
+        prompt = options.pop("messages", None)
+        if not isinstance(prompt, (list, tuple)) or not prompt:
+            raise PromptError('a prompt that is a dict needs "messages": a list of {"role": ..., "content": ...}')
     messages = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
     if not messages and not isinstance(prompt, str):
         return _ids(prompt)
@@ -33,9 +40,8 @@ def encode(tokenizer: Any, prompt: Any, name: str) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {name} has no chat template: give the prompt as a string")
     try:
-        found = tokenizer.apply_chat_template(
-            list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        fixed = {"tokenize": True, "return_dict": False}
+        found = tokenizer.apply_chat_template(list(prompt), **{"add_generation_prompt": True, **options, **fixed})
     except Exception as error:  # templates are programs that raise what they like
         raise PromptError(f"the chat template of {name} refuses these messages: {first_line(error)}") from error
     return [int(token) for token in found]

@@ -1,130 +1,38 @@
-"""A request: what it owns while it runs, and what its user gets of it."""
+"""A request: what it owns while it runs."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from cascade.config import SamplingParams
 from cascade.draft import Ask, Context, Tokens
 from cascade.noise import Noise
+from cascade.result import Chunk, Result, Stats
 from cascade.text import TextStream
 
-
-@dataclass(frozen=True)
-class LevelStats:
-    """One level's part in one request; the last level is the target.
-
-    Attributes:
-        name: the level's.
-        drafted, tested, accepted: of what it handed up to whoever verified it (0 for the target).
-        accept_rate: accepted / drafted, None when nothing was drafted.
-        alpha: accepted / tested, None when nothing was tested.
-        forwards, tokens_fed: of its own model; 0 for a drafter without one.
-        time_s: its share of its own forwards, or of its proposals where it has no model.
-        k_mean: mean K of its proposals: what the controller chose. A model that stops when in doubt is asked
-            for more, and hands up what it is sure of.
-        bypassed_rounds: how often it was asked and passed the question on.
-        asks: how often it was asked: once a round, but for levels under another one.
-        proposals: how many of its proposals were judged.
-        dropped: proposals that failed or broke the contract.
-        decisions: (round, what, reason) whenever its governor changed its mind. `what` is "wait" (a
-            model whose prompt is not worth prefilling yet), "propose", "bypass" or "off".
-    """
-
-    name: str
-    drafted: int
-    tested: int
-    accepted: int
-    accept_rate: float | None
-    alpha: float | None
-    forwards: int
-    tokens_fed: int
-    time_s: float
-    k_mean: float | None
-    bypassed_rounds: int
-    asks: int = 0
-    proposals: int = 0
-    dropped: int = 0
-    decisions: tuple[tuple[int, str, str], ...] = ()
+if TYPE_CHECKING:
+    from cascade.rows import Row
 
 
-@dataclass(frozen=True)
-class Stats:
-    """What one request took.
-
-    Attributes:
-        new_tokens: tokens generated.
-        target_forwards: rounds of the target; the prompt counts as one, however chunked.
-        tokens_per_forward: tau, the target's own token included.
-        wall_s, first_token_s: seconds from the request's admission.
-        own_work_s: its rounds' wall time outside of model forwards, shared by the batch.
-        levels: bottom to top.
-    """
-
-    new_tokens: int
-    target_forwards: int
-    tokens_per_forward: float
-    wall_s: float
-    first_token_s: float | None
-    own_work_s: float
-    levels: tuple[LevelStats, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one round added to a stream.
-
-    `text` joins over the chunks to the result's text; it can be empty while a character or a possible
-    stop string is incomplete. `request_id` is what `engine.cancel` takes.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    origins: tuple[int, ...]
-    finish_reason: str | None = None
-    request_id: int = -1
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of one request.
-
-    Attributes:
-        tokens: generated ids; ends with the end token, or the token that completed a stop string.
-        text: cut before the stop string, special tokens skipped; empty without a tokenizer.
-        finish_reason: "stop", "length", "cancelled" or "error".
-        error: one line, if it failed.
-        logprobs: per token {id: logprob}, where asked for.
-        origins: per token the index of the level that first proposed it.
-        stats: what it took.
-    """
-
-    tokens: list[int]
-    text: str
-    finish_reason: str
-    stats: Stats
-    origins: list[int]
-    logprobs: list[dict[int, float]] | None = None
-    error: str | None = None
-
-
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A request's own state. Levels keep its caches, governors its control state, under `id`.
 
     Attributes:
+        params: its parameters, with processors and criteria of its own (`SamplingParams.for_request`).
+        limit: at most this many tokens in all.
+        parent: sample 0 of the same prompt, whose prefill this one shares.
+        kept: a session's caches by level: the request begins with them, and leaves its own there.
+        refused: why it cannot run at all: it ends with this error as soon as it would begin.
+        deliver: takes its chunks, in order; None where nobody follows it.
         buffer: int64, the prompt, then committed tokens, then room for tentative ones.
         length: committed tokens, prompt included.
-        limit: at most this many tokens in all.
     """
 
     id: int
@@ -134,7 +42,10 @@ class Request:
     end_ids: frozenset[int]
     limit: int
     decode: Callable[[Sequence[int]], str] | None = None
-    parent: Request | None = None  # sample 0 of the same prompt, whose prefill this one shares
+    parent: Request | None = None
+    kept: dict[str, Row] | None = None
+    refused: str | None = None
+    deliver: Callable[[Chunk], None] | None = None
     observers: tuple[Any, ...] = ()
     finish_reason: str | None = None
     error: str | None = None
@@ -153,9 +64,12 @@ class Request:
         self.buffer: Tokens = np.zeros(room + 1, np.int64)
         self.length = len(self.prompt)
         self.buffer[: self.length] = self.prompt
+        self.params = self.params.for_request()
         self.noise = Noise(self.seed)
         self.text = None if self.decode is None else TextStream(self.decode, self.params.stop)
         self._shown = 0
+        self._judged: deque[tuple[int, bool]] = deque()  # tokens about to be committed, and whether one is the last
+        self._failure: Exception | None = None  # of a criterion or the tokenizer
 
     @property
     def context(self) -> Context:
@@ -173,21 +87,33 @@ class Request:
         """How many tokens may still come."""
         return self.limit - self.length
 
+    @property
+    def over(self) -> bool:
+        """Whether the request has ended, its figures are frozen and its caches freed."""
+        return self.stats is not None
+
     def ask(self) -> Ask:
         """What the engine asks the target for in a round: at least one token."""
         # The walk must stop where a stop string is complete, or processors would run past the text's end.
-        ends = copy.deepcopy(self.text).push if self.text is not None and self.params.stop else None
+        own_ends = bool(self.params.stop or self.params.stopping_criteria)
+        ends = self._judge if own_ends else None
         return Ask(self.context, 1, self.remaining, self.params, self.noise, len(self.prompt), ends)
 
     def commit(self, tokens: Iterable[int], origins: Sequence[int], logprobs: Sequence[dict[int, float]]) -> Chunk:
-        """Appends tokens one by one until one of them ends the text; returns what was added."""
+        """Appends tokens one by one until one of them ends the text; returns what was added.
+
+        A stopping criterion that raises ends the request with its error, and the token that it was asked about.
+        """
         added: list[int] = []
         for token in tokens:
+            over = self._ends_with(token)
             self._append(token)
             added.append(token)
-            if self._stops_at(token):
+            if over:
                 self.finish_reason = "stop"
                 break
+        if self._failure is not None:
+            self.fail(self._failure)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         self.origins += origins[: len(added)]
@@ -200,11 +126,33 @@ class Request:
         self.buffer[self.length] = token
         self.length += 1
 
-    def _stops_at(self, token: int) -> bool:
-        """Whether this token ends the text: an end id, or the token that completes a stop string."""
-        held = self.length - len(self.prompt) < self.params.min_new_tokens
-        found = self.text is not None and self.text.push(token)
-        return found or (token in self.end_ids and not held)
+    def _ends_with(self, token: int) -> bool:
+        """Whether this next token ends the text, for whatever reason."""
+        held = self.length + 1 - len(self.prompt) < self.params.min_new_tokens
+        if not self._judged:
+            self._judge(token)
+        judged, over = self._judged.popleft()
+        assert judged == token, "a token is committed that was not walked"
+        return over or (token in self.end_ids and not held)
+
+    def _judge(self, token: int) -> bool:
+        """Whether a stop string or criterion ends the text with this token: asked once per token, in order.
+
+        The walk asks about accepted tokens before they are committed; `commit` asks about the rest.
+        """
+        try:
+            over = self._meets_criterion(token) if self.params.stopping_criteria else False
+            over |= self.text is not None and self.text.push(token)
+        except Exception as error:
+            self._failure, over = error, True
+        self._judged.append((token, over))
+        return over
+
+    def _meets_criterion(self, token: int) -> bool:
+        ahead = [*(earlier for earlier, _ in self._judged), token]
+        ids = torch.from_numpy(np.concatenate([self.buffer[: self.length], ahead]))[None]
+        verdicts = [criterion(ids, None) for criterion in self.params.stopping_criteria]  # all of them: some count
+        return any(bool(v.all()) if isinstance(v, torch.Tensor) else bool(v) for v in verdicts)
 
     def _piece(self) -> str:
         """The text that became safe to show since the last call."""
@@ -215,10 +163,14 @@ class Request:
         self._shown = max(end, self._shown)
         return piece
 
-    def close(self, reason: str, error: str | None = None) -> Chunk:
+    def fail(self, error: BaseException) -> None:
+        """Notes what the request failed of, in one line."""
+        self.finish_reason = "error"
+        self.error = " ".join(f"{type(error).__name__}: {error}".split())
+
+    def close(self, reason: str) -> Chunk:
         """Ends the request early, with a reason; returns the last chunk."""
         self.finish_reason = reason
-        self.error = None if error is None else " ".join(error.split())
         return Chunk(self._piece(), (), (), reason, self.id)
 
     def note_round(self, now: float, own_work: float) -> None:
@@ -240,31 +192,3 @@ class Request:
             logprobs=self.logprobs if self.params.logprobs is not None else None,
             error=self.error,
         )
-
-
-class Stream:
-    """A request as it goes on: iterate over its `Chunk`s, close it to end it early.
-
-    Attributes:
-        request_id: what `engine.cancel` takes.
-    """
-
-    def __init__(self, request: Request, rounds: Generator[tuple[Request, Chunk], None, None]) -> None:
-        self.request_id = request.id
-        self._request = request
-        self._rounds = rounds
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Chunk:
-        return next(self._rounds)[1]
-
-    def close(self) -> None:
-        """Ends the request where it is and frees what levels keep of it; harmless when it is over."""
-        self._rounds.close()
-
-    @property
-    def result(self) -> Result | None:
-        """The outcome once the request is over, however it ended; None before."""
-        return self._request.result() if self._request.stats is not None else None

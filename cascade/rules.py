@@ -13,9 +13,12 @@ class Rule:
     Attributes:
         lossless: whether the text follows the target's own distribution under this rule.
         needs_q: whether the rule uses the distributions a draft's tokens were drawn from.
+        lazy: whether it draws one token after the other, each on its true prefix. A rule that must see a whole
+            block at once is not: it cannot serve requests with processors or criteria of the user's own.
     """
 
     lossless: bool = False
+    lazy: bool = True
     needs_q: bool = False
 
     def walk(self, draft: Draft, choose: Callable[[int], int], ends: Callable[[int], bool]) -> Verdict:

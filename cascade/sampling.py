@@ -5,8 +5,10 @@ Dimension key: L tokens of the prefix, V vocabulary, n tokens that survive the f
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,15 @@ from cascade.config import SamplingParams
 from cascade.draft import Tokens
 from cascade.errors import DecodeError
 from cascade.noise import Noise, race
+
+# transformers' processors that look at nothing but their arguments and are done in a fraction of a forward.
+_FOR_DRAFTS = {
+    *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor", "ExponentialDecayLengthPenalty"),
+    *("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "NoBadWordsLogitsProcessor"),
+    *("NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor", "SequenceBiasLogitsProcessor"),
+    *("SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor", "WatermarkLogitsProcessor"),
+    *("TemperatureLogitsWarper", "TopKLogitsWarper", "MinPLogitsWarper"),
+}
 
 # Bounds on p below which top-p looks for its nucleus, as logarithms; the last one is p > 0.
 _NUCLEUS_BOUNDS = (-10 * math.log(2), -14 * math.log(2), -18 * math.log(2), -math.inf)
@@ -33,8 +44,8 @@ class Sampler:
         noise: the request's random numbers; samplers with equal noise and equal logits choose equal tokens.
         end_ids: the model's own end tokens.
         prompt_length: how many tokens of every prefix are the prompt.
-        draft: only guesses the target's choice: leaves out the user's processors, which may be slow or
-            keep state, and logprobs.
+        draft: only guesses the target's choice: leaves out logprobs, and of the user's processors those that
+            may be slow or keep state.
 
     Attributes:
         greedy: no chance is involved.
@@ -54,7 +65,8 @@ class Sampler:
         self.logprobs: dict[int, float] | None = None
         self.greedy = params.temperature == 0 or params.top_k == 1
         self._temperature = float(params.temperature) or 1.0
-        self._processors = () if draft else tuple(params.logits_processors)
+        self._draft = draft
+        self._processors = processors_for_drafts(params) if draft else tuple(params.logits_processors)
         self._logprobs = None if draft else params.logprobs
         self._ends = params.ends(end_ids)
         self.plain = (
@@ -141,12 +153,13 @@ class Sampler:
     def _user_processed(self, scores: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
         rows = scores[None]
         for processor in self._processors:
-            result = processor(input_ids, rows)
-            if not isinstance(result, torch.Tensor) or result.shape != rows.shape:
-                name = getattr(processor, "__name__", type(processor).__name__)
-                what = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-                raise DecodeError(f"logits processor {name} must return scores {tuple(rows.shape)}, not {what}")
-            rows = result
+            try:
+                rows = _apply(processor, input_ids, rows)
+            except Exception:
+                if not self._draft:
+                    raise
+                # Made for the target's head, perhaps. A guess does without it from now on.
+                self._processors = tuple(other for other in self._processors if other is not processor)
         # A copy: the processor may have returned a tensor it keeps, and ends are masked in place.
         return rows[0].detach().to(torch.float64 if rows.dtype == torch.float64 else torch.float32, copy=True)
 
@@ -197,6 +210,31 @@ class Sampler:
         reported = list(dict.fromkeys([*likeliest, token]))
         values = (relative[reported] - total).tolist()
         return {i: value for i, value in zip(reported, values, strict=True) if value > -math.inf}
+
+
+def processors_for_drafts(params: SamplingParams) -> tuple[Callable[..., Any], ...]:
+    """Those of the user's processors that a draft model applies, to guess better what the target will choose.
+
+    Copies: some size themselves by the first scores that they see, and a draft's head may be another one.
+    """
+    mine = [one for one in params.logits_processors if _for_drafts(one)]
+    return tuple(one.for_request() if hasattr(one, "for_request") else copy.copy(one) for one in mine)
+
+
+def _for_drafts(processor: Any) -> bool:
+    kind = type(processor)
+    known = kind.__module__.startswith("transformers.") and kind.__name__ in _FOR_DRAFTS
+    return bool(getattr(processor, "for_drafts", known))
+
+
+def _apply(processor: Callable[..., Any], input_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What a processor makes of scores [1, V]. Raises DecodeError unless it is as many scores."""
+    result = processor(input_ids, rows)
+    if isinstance(result, torch.Tensor) and result.shape == rows.shape:
+        return result
+    name = getattr(processor, "__name__", type(processor).__name__)
+    what = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+    raise DecodeError(f"logits processor {name} must return scores {tuple(rows.shape)}, not {what}")
 
 
 def _nucleus(relative: torch.Tensor, top_p: float) -> torch.Tensor:

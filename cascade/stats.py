@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cascade.chain import Chain
 from cascade.governor import Governor
 from cascade.level import Level
-from cascade.request import Chunk, LevelStats, Request, Stats
+from cascade.request import Request
+from cascade.result import Chunk, LevelStats, Stats
 from cascade.trace import LevelRound, Round
 
 
@@ -25,17 +27,11 @@ class Ledger:
     """Reads the counters of a chain of levels.
 
     Args:
-        target: the top level.
+        chain: the levels.
     """
 
-    def __init__(self, target: Level) -> None:
-        self._target = target
-        self._places: list[tuple[str, Governor | None, Level | None]] = [(target.name, None, target)]
-        governor = target.source
-        while governor is not None:
-            level = governor.drafter if isinstance(governor.drafter, Level) else None
-            self._places.insert(0, (governor.name, governor, level))
-            governor = governor.below
+    def __init__(self, chain: Chain) -> None:
+        self._places = chain.places
 
     def snapshot(self, row_id: int) -> tuple[Counts, ...]:
         """The counters now, bottom to top, to be compared with later ones."""

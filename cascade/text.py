@@ -33,11 +33,13 @@ class TextStream:
         self._ids.append(token)
         known = self._decode(self._ids[self._before : self._read])
         whole = self._decode(self._ids[self._before :])
-        if len(whole) > len(known) and not whole.endswith(REPLACEMENT):
-            self.text += whole[len(known) :]
+        grown = whole[len(known) :]
+        if grown.endswith(REPLACEMENT):  # half a character, perhaps: only a stop string before it counts
+            return self._stops_within(grown.rstrip(REPLACEMENT))
+        if grown:
+            self.text += grown
             self._before, self._read = self._read, len(self._ids)
-            return self._cut(len(whole) - len(known))
-        return False
+        return self._cut(len(grown))
 
     def finish(self) -> str:
         """The whole text; what was held back is decoded as it is."""
@@ -49,14 +51,6 @@ class TextStream:
             self._cut(len(tail))
         return self.text
 
-    def __deepcopy__(self, memo: object) -> TextStream:
-        """A copy that can be pushed ahead; the decoder is shared."""
-        other = TextStream(self._decode, self._stops)
-        other._ids = self._ids[self._before :]
-        other._read = self._read - self._before
-        other.text, other.stopped = self.text[-self._longest :], self.stopped
-        return other
-
     @property
     def safe(self) -> int:
         """How much of `text` can be shown: an end that may become a stop string is held back."""
@@ -66,6 +60,15 @@ class TextStream:
             if any(stop.startswith(self.text[-size:]) for stop in self._stops):
                 return len(self.text) - size
         return len(self.text)
+
+    def _stops_within(self, certain: str) -> bool:
+        """Whether the text ends within these next characters; they become part of it only then."""
+        text = self.text
+        self.text += certain
+        if self._cut(len(certain)):
+            return True
+        self.text = text
+        return False
 
     def _cut(self, added: int) -> bool:
         """Cuts before the earliest stop string; of two at one place the one that was complete first."""

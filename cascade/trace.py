@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from cascade.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from cascade.request import Request, Stats
+    from cascade.request import Request
+    from cascade.result import Stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from cascade.draft import Verdict
 from cascade.errors import ConfigError
 from cascade.hookspecs import hookimpl
 from cascade.noise import Noise
-from cascade.request import Result
+from cascade.result import Result
 from cascade.rules import Coupled, Rule
 from cascade.sampling import Sampler
 from cascade.testing import FixedCosts, ScriptedDrafter, ToyModel

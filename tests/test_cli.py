@@ -15,7 +15,7 @@ from cascade.cli import main, show
 from cascade.cli.levels import parse_level
 from cascade.config import LevelConfig
 from cascade.errors import ConfigError
-from cascade.request import Chunk
+from cascade.result import Chunk
 
 # A model of letters, found under names that begin with "toy".
 TOY = """

@@ -18,7 +18,7 @@ from cascade import demo_model
 from cascade.cli import demo, demo_report, main
 from cascade.config import CascadeConfig
 from cascade.errors import LoadError
-from cascade.request import LevelStats
+from cascade.result import LevelStats
 from cascade.testing import ToyModel
 
 

@@ -216,6 +216,7 @@ def test_a_tail_is_verified_by_the_level_above() -> None:
         ]
         result = build(levels).generate(PROMPTS[0], GREEDY)
         assert result.tokens == free
+        assert [level.dropped for level in result.stats.levels] == [0, 0, 0], "even where no room is left for a tail"
         if kind == "oracle":
             assert result.origins[:8] == [2, 0, 0, 1, 0, 0, 2, 0]  # 3 of the draft model, a tail of 2, one own
     with pytest.raises(ConfigError, match="tail=True"):
@@ -341,5 +342,5 @@ def test_cancel_ends_one_request_and_is_harmless_afterwards() -> None:
     rest = list(stream)
     assert rest[-1].finish_reason == "cancelled"
     engine.cancel(request_id)
-    assert not engine._live
+    assert not engine.scheduler.live
     assert engine.generate(PROMPTS[0], GREEDY).tokens == plain(target, PROMPTS[:1], GREEDY)[0]

@@ -210,10 +210,10 @@ def test_nothing_is_left_behind_after_many_requests() -> None:
         else:
             bench.engine.generate([PROMPT] * 3, params)
     engine = bench.engine
-    assert not engine._live
-    for level in engine._levels():
+    assert not engine.scheduler.live
+    for level in engine.chain.levels:
         assert not level.rows
-    for governor in engine.governors():
+    for governor in engine.chain.governors:
         assert not governor.rows
 
 

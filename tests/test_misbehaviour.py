@@ -74,7 +74,7 @@ def test_an_odd_drafter_costs_its_proposals_only(what: str) -> None:
         result = made.generate(PROMPT, PARAMS)
         assert result.tokens == truth()
         assert set(result.origins) <= {0, 1}
-    assert not made._live
+    assert not made.scheduler.live
     assert not made.target.rows
     assert not made.target.source.rows
 
@@ -173,7 +173,7 @@ def test_observers_that_raise_are_dropped() -> None:
 
     made = engine(ToyModel(), plugins=[Plugin()])
     assert made.generate(PROMPT, PARAMS).tokens == truth()
-    assert not made._live
+    assert not made.scheduler.live
     assert not made.target.rows
 
 
@@ -208,8 +208,9 @@ def test_a_refused_batch_draws_no_seed() -> None:
     params = dataclasses.replace(PARAMS, temperature=1.0)
     want = engine(ToyModel(), seed=1).generate(PROMPT, params).tokens
     made = engine(ToyModel(), seed=1)
-    with pytest.raises(Exception, match="999"):
-        made.generate([[1], [999]], params)
+    with pytest.raises(ConfigError, match="nobody"):
+        made.generate([[1], [2]], [params, dataclasses.replace(params, levels=["nobody"])])
+    assert made.generate([[999]], params)[0].error is not None
     assert made.generate(PROMPT, params).tokens == want
 
 

@@ -60,3 +60,17 @@ def test_the_text_is_cut_before_the_earliest_stop_string(text: str, stops: list[
             break
     assert stream.finish() == want
     assert stream.stopped == (want != text)
+
+
+def test_a_stop_string_before_half_a_character_is_found_at_once() -> None:
+    pieces = [b"on ", b"ab\xc3", b"\xa9"]
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(pieces[i] for i in ids).decode(errors="replace")
+
+    stream = TextStream(decode, ["ab"])
+    assert [stream.push(0), stream.push(1)] == [False, True]
+    assert stream.finish() == "on "
+    stream = TextStream(decode, ["x"])
+    assert [stream.push(i) for i in range(3)] == [False] * 3
+    assert stream.finish() == "on abé"

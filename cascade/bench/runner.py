@@ -46,7 +46,7 @@ def systems_of(plan: Plan, engine: Engine, rounds: Rounds) -> tuple[list[System]
         engine: of the plan's configuration.
         rounds: a plugin that is registered with the engine.
     """
-    settings = {governor.name: _setting(governor.config) for governor in reversed(list(engine.governors()))}
+    settings = {governor.name: _setting(governor.config) for governor in reversed(engine.chain.governors)}
     found: list[System] = [EngineSystem("cascade", "this configuration", settings, engine, rounds=rounds)]
     skipped: dict[str, str] = {}
     for name in plan.against:

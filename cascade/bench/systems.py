@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cascade.config import SamplingParams
     from cascade.drafter import Drafter
     from cascade.engine import Engine
-    from cascade.request import Request, Result
+    from cascade.request import Request
+    from cascade.result import Result
 
 Run = dict[str, Any]  # one answer and what it took, as it stands in the file
 
@@ -163,7 +164,7 @@ class EngineSystem:
 
 def chain(engine: Engine) -> list[tuple[str, Drafter]]:
     """(name, drafter or level) of a cascade, bottom to top, the target last: what `origins` index."""
-    top_down = [(engine.target.name, engine.target), *((one.name, one.drafter) for one in engine.governors())]
+    top_down = [(engine.target.name, engine.target), *((one.name, one.drafter) for one in engine.chain.governors)]
     return top_down[::-1]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cascade.cli.stream import Timed
     from cascade.cli.tasks import Task
-    from cascade.request import LevelStats
+    from cascade.result import LevelStats
 
 #: What a level's last decision can be where it does not propose, in words.
 LEFT_OUT = {"wait": "never began", "bypass": "bypassed in the end", "off": "off"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cascade.cli.show import Painter
     from cascade.cli.stream import Capture
     from cascade.engine import Engine
-    from cascade.request import Result
+    from cascade.result import Result
 
 
 def add(subparsers: Any) -> None:
@@ -172,7 +172,7 @@ def _all(engine: Engine, capture: Capture, prompt: Any, params: SamplingParams) 
 
 
 def _paint(engine: Engine, result: Result, screen: Console) -> None:
-    from cascade.request import Chunk
+    from cascade.result import Chunk
 
     painter(engine, screen).chunk(Chunk(result.text, tuple(result.tokens), tuple(result.origins)))
     print()

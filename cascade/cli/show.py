@@ -21,7 +21,7 @@ from rich.text import Text
 from cascade.text import TextStream
 
 if TYPE_CHECKING:
-    from cascade.request import Chunk, LevelStats, Result
+    from cascade.result import Chunk, LevelStats, Result
 
 PALETTE = ("green", "magenta", "cyan", "yellow", "blue", "red")  # bottom to top, the target has none
 PIPE_WIDTH = 160  # where there is no terminal to fit, a table must not be cut for one

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cascade.config import SamplingParams
-from cascade.request import Chunk, Request, Result
+from cascade.request import Request
+from cascade.result import Chunk, Result
 
 if TYPE_CHECKING:
     from cascade.engine import Engine

@@ -1,0 +1,38 @@
+"""The cascade as a line of places, for whoever has to visit them all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cascade.governor import Governor
+from cascade.level import Level
+
+
+class Place(NamedTuple):
+    """One place of the cascade: what governs it (nothing does the target), and its model, if it has one."""
+
+    name: str
+    governor: Governor | None
+    level: Level | None
+
+
+class Chain:
+    """The places from a target down.
+
+    Attributes:
+        target: the top level.
+        places: bottom to top, the target last: what `origins` index.
+        levels: those with a model, the target first.
+        governors: top to bottom.
+    """
+
+    def __init__(self, target: Level) -> None:
+        self.target = target
+        self.places = [Place(target.name, None, target)]
+        governor = target.source
+        while governor is not None:
+            level = governor.drafter if isinstance(governor.drafter, Level) else None
+            self.places.insert(0, Place(governor.name, governor, level))
+            governor = governor.below
+        self.levels = [place.level for place in reversed(self.places) if place.level is not None]
+        self.governors = [place.governor for place in reversed(self.places) if place.governor is not None]
