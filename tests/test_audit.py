@@ -481,6 +481,79 @@ def test_an_audit_without_a_held_draft_says_that_it_shows_little(cascade):
     assert "of 30 tokens came from below the target." in cascade("--temperature", "0").lines[-1]
 
 
+@pytest.fixture
+def stopping(monkeypatch):
+    """Interrupts the audit at its n-th case."""
+    import cascade.audit as module
+
+    state, real = SimpleNamespace(cases=0, at=None), module._case
+
+    def case(*args):
+        if state.cases == state.at:
+            raise KeyboardInterrupt
+        state.cases += 1
+        return real(*args)
+
+    monkeypatch.setattr(module, "_case", case)
+    return state
+
+
+def without_environment(path):
+    record = json.loads(path.read_text())
+    del record["environment"]
+    return record
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 7])
+def test_an_interrupted_audit_goes_on_where_it_stopped(cascade, tmp_path, stopping, at):
+    whole, out = tmp_path / "whole.json", tmp_path / "out.json"
+    partial = tmp_path / "out.json.partial.jsonl"
+    rules = ["--rule", "coupled", "--rule", "gullible", "--temperature", "0"]
+    assert cascade(*rules, "--json", str(whole)).status == 1 - 1
+    stopping.cases, stopping.at = 0, at
+    ran = cascade(*rules, "--json", str(out))
+    if at < 6:
+        assert ran.status == 130
+        assert (f"kept in {partial}" if at else "nothing is kept") in ran.err
+        assert not out.exists()
+    stopping.cases, stopping.at = 0, None
+    again = cascade(*rules, "--json", str(out))
+    assert again.status == 0
+    assert stopping.cases == max(0, 6 - at)
+    assert "3 of 3 identical" in again.lines[-1]
+    assert without_environment(out) == without_environment(whole)
+    assert not partial.exists()
+    stopping.cases = 0
+    assert cascade(*rules, "--json", str(out)).lines[-1] == again.lines[-1]
+    assert stopping.cases == 0, "a finished one is only shown"
+
+
+def test_a_torn_line_of_an_audit_loses_its_question_only(cascade, tmp_path, stopping):
+    out, partial = tmp_path / "out.json", tmp_path / "out.json.partial.jsonl"
+    stopping.at = 2
+    cascade("--temperature", "0", "--json", str(out))
+    partial.write_bytes(partial.read_bytes()[:-9])
+    stopping.cases, stopping.at = 0, None
+    assert "3 of 3 identical" in cascade("--temperature", "0", "--json", str(out)).lines[-1]
+    assert stopping.cases == 2
+
+
+def test_another_audits_file_is_refused_and_a_defect_in_it_is_not_forgotten(cascade, tmp_path):
+    out = tmp_path / "out.json"
+    words = ("--temperature", "0", "--rule", "gullible", "--json", str(out))
+    assert cascade(*words, KIND="wrong").status == 1
+    kept = out.read_bytes()
+    assert cascade(*words, KIND="wrong").status == 1, "from the file"
+    refused = cascade("--temperature", "0", "--json", str(out), KIND="wrong")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "rules.gullible" in refused.err
+    assert "files.config.py" in cascade(*words, KIND="oracle").err
+    out.write_text("{}")
+    assert "is no audit's file" in cascade(*words, KIND="wrong").err
+    out.write_bytes(kept)
+    assert out.read_bytes() == kept
+
+
 def test_a_terminal_shows_only_what_is_not_identical(cascade, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")

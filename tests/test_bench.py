@@ -13,7 +13,7 @@ from cascade.bench.figures import summarise
 from cascade.bench.peers import Peer
 from cascade.bench.questions import Question, digest, prompt_for, read_questions
 from cascade.bench.runner import Group, groups, measure
-from cascade.bench.store import difference
+from cascade.journal import difference
 from cascade.bench.sweep import subsets, sweep
 from cascade.bench.systems import EngineSystem, Rounds, pieces
 from cascade.cli import main
@@ -597,7 +597,7 @@ def test_a_run_without_its_figures_is_found_before_anything_is_measured(bench, o
     assert f"line {number} cannot be read: delete that line" in refused(bench("--json", str(out)))
     assert (asked.calls, partial.read_text()) == ([], damaged)
     partial.write_text("nonsense\n" + "".join(lines))
-    assert "line 1 cannot be read: it says what was measured: delete the file" in refused(bench("--json", str(out)))
+    assert "line 1 cannot be read: it says what was asked: delete the file" in refused(bench("--json", str(out)))
     partial.unlink()
     out.write_text(json.dumps({**json.loads(head), "runs": [1, 2], "summary": {}}))
     assert f"{out} exists and is no bench's file" in refused(bench("--json", str(out)))

@@ -16,9 +16,6 @@ from cascade.level import Level
 if TYPE_CHECKING:
     from cascade.engine import Engine
 
-#: Of the environment, what figures depend on so much that a file holds those of one kind only.
-SAME = ("cascade", "torch", "transformers", "processor", "threads", "cuda")
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cascade.cli import FAILED, OK, check_counts, levels
-from cascade.cli.files import check_writable, write_json
+from cascade.cli import FAILED, INTERRUPTED, OK, check_counts, levels
+from cascade.cli.files import check_writable
 from cascade.config import CascadeConfig, SamplingParams
 from cascade.errors import ConfigError
 
@@ -18,11 +21,11 @@ if TYPE_CHECKING:
 
     from cascade.audit import Case
     from cascade.bench.questions import Question
+    from cascade.cli.audit_store import Found
     from cascade.engine import Engine
     from cascade.plugins import Plugins
 
 ALL = "all"
-FORMAT = 1  # of the file that --json writes
 
 
 def add(subparsers: Any) -> None:
@@ -55,7 +58,10 @@ def add(subparsers: Any) -> None:
         help="where logits are not bit-exact, up to which distance of two tokens at temperature 1 they may change "
         "places (default: by the target's dtype)",
     )  # fmt: skip
-    group.add_argument("--json", metavar="OUT.json", help="write the cases to this file as well")
+    group.add_argument(
+        "--json", metavar="OUT.json",
+        help="write the cases to this file as well; given again after an interruption, the audit goes on",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,24 +70,32 @@ def run(args: argparse.Namespace) -> int:
     out = check_writable("--json", args.json) if args.json else None
     from cascade.bench.questions import read_questions
     from cascade.cli import show
+    from cascade.cli.audit_store import Found
+    from cascade.cli.environment import environment
 
     questions = read_questions(args.questions, args.limit_per_category)
     plans = _plans(args)
     screen = show.console()
-    records, failed = [], False
-    for number, (rule, params) in enumerate(plans):
-        # From the start again: a drafter object of a config file serves one engine.
-        config, plugins = _configured(args, rule)
-        if number:
-            screen.print()
-        record = _audited(config, plugins, questions, params, args.threshold, screen)
-        failed = failed or any(case["verdict"] in ("defect", "error") for case in record["cases"])
-        records.append(record)
-    if out is not None:
-        from cascade.cli.environment import environment
-
-        write_json(out, {"format": FORMAT, "environment": environment(), "audits": records})
+    with Found(out, _configuration(args, plans), environment()) as found:
+        try:
+            for number, (rule, params) in enumerate(plans):
+                if number:
+                    screen.print()
+                _audit_rule(args, rule, questions, params, found, screen)
+        except KeyboardInterrupt:
+            return _interrupted(found)
+        found.finish()
+        failed = any(case["verdict"] in ("defect", "error") for rule, _ in plans for case in found.cases(rule))
     return FAILED if failed else OK
+
+
+def _interrupted(found: Found) -> int:
+    count = sum(len(audit["cases"]) for audit in found.audits.values())
+    kept = "nothing is kept"
+    if found.partial is not None and count:
+        kept = f"{_count(count, 'case')} kept in {found.partial}; the same command goes on from there"
+    print(f"cascade: interrupted: {kept}", file=sys.stderr)
+    return INTERRUPTED
 
 
 # -- what is asked for -----------------------------------------------------------------------------------
@@ -125,43 +139,75 @@ def _params(args: argparse.Namespace, temperature: float) -> list[SamplingParams
     ]
 
 
+def _configuration(args: argparse.Namespace, plans: Sequence[tuple[str, Sequence[SamplingParams]]]) -> dict[str, Any]:
+    """What must be equal where a file is continued, as plain values."""
+    from cascade.bench.setup import Plan
+
+    config, plugins = _configured(args, None)
+    files = [Path(file) for file in (args.config, *args.early_plugin, *args.plugin) if file]
+    plan = Plan(config, Path(args.questions), SamplingParams(max_new_tokens=args.max_new_tokens), (), files=files)
+    settings = {rule: [[each.temperature, each.top_p, each.seed] for each in params] for rule, params in plans}
+    return {**plan.configuration(plugins.drafter_names()), "rules": settings, "threshold": args.threshold}
+
+
 # -- one rule --------------------------------------------------------------------------------------------
 
 
-def _audited(
-    config: CascadeConfig,
-    plugins: Plugins,
+def _audit_rule(
+    args: argparse.Namespace,
+    rule: str,
     questions: Sequence[Question],
     params: Sequence[SamplingParams],
-    threshold: float | None,
+    found: Found,
     screen: Console,
-) -> dict[str, Any]:
-    """Audits one rule, says what it finds, and returns it as plain values."""
-    from cascade.audit import audit, bit_exact, threshold_of
+) -> None:
+    """Audits one rule, says what it finds, and keeps it question by question."""
+    from cascade.audit import audit, threshold_of
     from cascade.bench.questions import prompt_for
     from cascade.bench.runner import check_prompts
     from cascade.cli import show
     from cascade.engine import Engine
 
-    with contextlib.ExitStack() as stack:
-        with show.loading(2 * len(config.levels)) as progress:
-            engine = stack.enter_context(Engine(config, plugins=plugins, progress=progress))
-        check_prompts(engine, questions)
-        prompts = [prompt_for(engine, question) for question in questions]
-        limit = threshold_of(engine.model) if threshold is None else threshold
-        screen.print(_introduction(engine, limit), soft_wrap=True)
-        with _reporter(screen, questions, config.rule, len(questions) * len(params)) as report:
-            cases = audit(engine, prompts, params, limit, report)
-        screen.print(_conclusion(engine, cases), soft_wrap=True)
-        return {
-            "rule": config.rule,
-            "lossless": engine.target.rule.lossless,
-            "summary": engine.summary(),
-            "bit_exact": bit_exact(engine.model),
-            "threshold": None if bit_exact(engine.model) else limit,
-            "max_new_tokens": params[0].max_new_tokens,
-            "cases": [_record(questions[case.prompt], case) for case in cases],
-        }
+    missing = [question for question in questions if question.key not in found.done(rule)]
+    if missing:
+        # From the start again: a drafter object of a config file serves one engine.
+        config, plugins = _configured(args, rule)
+        with contextlib.ExitStack() as stack:
+            with show.loading(2 * len(config.levels)) as progress:
+                engine = stack.enter_context(Engine(config, plugins=plugins, progress=progress))
+            check_prompts(engine, questions)
+            limit = threshold_of(engine.model) if args.threshold is None else args.threshold
+            found.begin(rule, _about(engine, limit, params[0].max_new_tokens))
+            screen.print(_introduction(found.audits[rule], engine.model.exactness), soft_wrap=True)
+            if done := found.done(rule):
+                screen.print(f"going on: {_count(len(done), 'question')} compared before", soft_wrap=True)
+            report = stack.enter_context(_reporter(screen, rule, len(missing) * len(params)))
+            for question in missing:
+                cases = audit(engine, [prompt_for(engine, question)], params, limit, partial(report, question))
+                found.append(rule, [_record(question, case) for case in cases])
+    screen.print(_conclusion(found.audits[rule], _asked(found.cases(rule), questions)), soft_wrap=True)
+
+
+def _asked(cases: Sequence[dict[str, Any]], questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """The cases of these questions: a file may hold more of them."""
+    keys = {question.key for question in questions}
+    return [case for case in cases if (case["category"], case["question_id"]) in keys]
+
+
+def _about(engine: Engine, limit: float, max_new_tokens: int) -> dict[str, Any]:
+    """Under what a rule is audited."""
+    from cascade.audit import bit_exact
+
+    exact = bit_exact(engine.model)
+    return {
+        "lossless": engine.target.rule.lossless,
+        "summary": engine.summary(),
+        "dtype": engine.model.dtype,
+        "bit_exact": exact,
+        "width": getattr(getattr(engine.model, "probed", None), "width", None),
+        "threshold": None if exact else limit,
+        "max_new_tokens": max_new_tokens,
+    }
 
 
 def _record(question: Question, case: Case) -> dict[str, Any]:
@@ -171,12 +217,10 @@ def _record(question: Question, case: Case) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _reporter(
-    screen: Console, questions: Sequence[Question], rule: str, total: int
-) -> Iterator[Callable[[Case], None]]:
+def _reporter(screen: Console, rule: str, total: int) -> Iterator[Callable[[Question, Case], None]]:
     """What to call with each case. A pipe gets a line for each, a terminal a bar and what is not identical."""
     if not screen.is_terminal:
-        yield lambda case: screen.print(_line(questions[case.prompt], rule, case), soft_wrap=True)
+        yield lambda question, case: screen.print(_line(question, rule, case), soft_wrap=True)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -184,10 +228,10 @@ def _reporter(
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("", total=total)
 
-        def show_case(case: Case) -> None:
+        def show_case(question: Question, case: Case) -> None:
             if case.verdict != "identical":
                 style = "red" if case.failed else "yellow"
-                screen.print(_line(questions[case.prompt], rule, case), style=style, soft_wrap=True)
+                screen.print(_line(question, rule, case), style=style, soft_wrap=True)
             bar.advance(task)
 
         yield show_case
@@ -196,14 +240,12 @@ def _reporter(
 # -- in words --------------------------------------------------------------------------------------------
 
 
-def _introduction(engine: Engine, limit: float) -> str:
-    from cascade.audit import bit_exact
-
-    if bit_exact(engine.model):
-        return f"rule {engine.config.rule}; the target is bit-exact: any difference is a defect"
+def _introduction(about: dict[str, Any], exactness: str) -> str:
+    if about["bit_exact"]:
+        return f"rule {about['rule']}; the target is bit-exact: any difference is a defect"
     return (
-        f"rule {engine.config.rule}; the target is not bit-exact ({engine.model.exactness}): a difference is a "
-        f"near-tie where the two tokens are at most {limit:.2g} nats apart at temperature 1, else a defect"
+        f"rule {about['rule']}; the target is not bit-exact ({exactness}): a difference is a "
+        f"near-tie where the two tokens are at most {about['threshold']:.2g} nats apart at temperature 1, else a defect"
     )
 
 
@@ -246,13 +288,14 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
-def _conclusion(engine: Engine, cases: Sequence[Case]) -> str:
+def _conclusion(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> str:
     """What was found, and under which conditions."""
-    verdicts = [case.verdict for case in cases]
-    settings = " and ".join(dict.fromkeys(_setting(case.params.temperature) for case in cases))
+    verdicts = [case["verdict"] for case in cases]
+    settings = " and ".join(dict.fromkeys(_setting(case["temperature"]) for case in cases))
+    exact = "bit-exact" + f" from width {about['width']}" * bool(about["width"])
     line = (
-        f"{verdicts.count('identical')} of {len(cases)} identical (rule {engine.config.rule}, target "
-        f"{engine.model.dtype}, {_exactness(engine)}; up to {_count(cases[0].params.max_new_tokens, 'token')}, "
+        f"{verdicts.count('identical')} of {len(cases)} identical (rule {about['rule']}, target {about['dtype']}, "
+        f"{exact if about['bit_exact'] else 'not bit-exact'}; up to {_count(about['max_new_tokens'], 'token')}, "
         f"{settings})"
     )
     for verdict in ("near-tie", "defect", "error"):
@@ -260,14 +303,7 @@ def _conclusion(engine: Engine, cases: Sequence[Case]) -> str:
             line += f", {_count(verdicts.count(verdict), verdict)}"
     if "not judged" in verdicts:
         line += f", {verdicts.count('not judged')} not judged, since the rule is not lossless"
-    tokens, drafted = sum(case.new_tokens for case in cases), sum(case.drafted for case in cases)
+    tokens, drafted = sum(case["new_tokens"] for case in cases), sum(case["drafted"] for case in cases)
     if not drafted:
         return f"{line}. No level below the target proposed a token that held, so this audit shows little."
     return f"{line}. {drafted} of {_count(tokens, 'token')} came from below the target."
-
-
-def _exactness(engine: Engine) -> str:
-    from cascade.audit import bit_exact
-
-    width = getattr(getattr(engine.model, "probed", None), "width", None)
-    return ("bit-exact" + f" from width {width}" * bool(width)) if bit_exact(engine.model) else "not bit-exact"
