@@ -13,13 +13,13 @@ from cascade.bench.figures import summarise
 from cascade.bench.peers import Peer
 from cascade.bench.questions import Question, digest, prompt_for, read_questions
 from cascade.bench.runner import Group, groups, measure
-from cascade.journal import difference
 from cascade.bench.sweep import subsets, sweep
 from cascade.bench.systems import EngineSystem, Rounds, pieces
 from cascade.cli import main
 from cascade.cli.bench import _Bar
 from cascade.drafter import Drafter
 from cascade.errors import ConfigError, DecodeError
+from cascade.journal import difference
 from cascade.model import load
 from cascade.testing import ToyModel
 from tests.tiny import tiny, tiny_folder, tokenizer
