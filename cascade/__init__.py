@@ -20,6 +20,7 @@ _HOME = {
     "Chunk": "cascade.result",
     "ConfigError": "cascade.errors",
     "Context": "cascade.draft",
+    "CustomGenerate": "cascade.custom_generate",
     "DecodeError": "cascade.errors",
     "Draft": "cascade.draft",
     "DraftError": "cascade.errors",
@@ -44,6 +45,7 @@ _HOME = {
 if TYPE_CHECKING:
     from cascade.config import BypassConfig, CascadeConfig, LevelConfig, SamplingParams
     from cascade.config_file import load_config
+    from cascade.custom_generate import CustomGenerate
     from cascade.draft import Ask, Context, Draft, Verdict
     from cascade.drafter import Drafter
     from cascade.engine import Engine
@@ -70,6 +72,7 @@ __all__ = [
     "Chunk",
     "ConfigError",
     "Context",
+    "CustomGenerate",
     "DecodeError",
     "Draft",
     "DraftError",

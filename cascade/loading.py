@@ -69,7 +69,7 @@ def load_model(
     if dtype in QUANTISED:
         progress(f"quantising {name}")
         module = quantized(module, name)
-    model = TransformersModel(module, name, tokenizer, max_length, dtype="int8" if dtype in QUANTISED else None)
+    model = TransformersModel(module, name, tokenizer, dtype="int8" if dtype in QUANTISED else None)
     model.parameters = parameters
     progress(f"trying out {name}")
     try:
@@ -84,6 +84,8 @@ def load_model(
         # After the trial, which compares forwards of all widths: few tokens now get coarser weights than many.
         narrow(module)
         model.dtype, model.exactness = "int4", "no: forwards on few tokens have coarser weights"
+    # After the trial, too: what a model is does not depend on how much of its context is used.
+    model.max_length = min((limit for limit in (model.max_length, max_length) if limit is not None), default=None)
     return model
 
 

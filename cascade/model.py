@@ -153,7 +153,6 @@ class TransformersModel(PackedModel):
         module: Any,
         name: str,
         tokenizer: Any = None,
-        max_length: int | None = None,
         dtype: str | None = None,
     ) -> None:
         AttentionInterface.register(NAME, _attention)
@@ -161,7 +160,7 @@ class TransformersModel(PackedModel):
         self.module = module
         self.name, self.tokenizer = name, tokenizer
         config = module.config.get_text_config()
-        limits = (max_length, *(getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")))
+        limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
         self.max_length = min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
         first = next(module.parameters())
         self.device, self.dtype = first.device, dtype or str(first.dtype).removeprefix("torch.")

@@ -217,11 +217,11 @@ def processors_for_drafts(params: SamplingParams) -> tuple[Callable[..., Any], .
 
     Copies: some size themselves by the first scores that they see, and a draft's head may be another one.
     """
-    mine = [one for one in params.logits_processors if _for_drafts(one)]
+    mine = [one for one in params.logits_processors if for_drafts(one)]
     return tuple(one.for_request() if hasattr(one, "for_request") else copy.copy(one) for one in mine)
 
 
-def _for_drafts(processor: Any) -> bool:
+def for_drafts(processor: Any) -> bool:
     kind = type(processor)
     known = kind.__module__.startswith("transformers.") and kind.__name__ in _FOR_DRAFTS
     return bool(getattr(processor, "for_drafts", known))

@@ -42,6 +42,7 @@ def test_a_folder_is_loaded_with_its_tokenizer(folder) -> None:
     assert model.encode([5, 6]) == [5, 6]
     assert any("trying out" in line for line in lines)
     assert load(folder, dtype="float32", max_length=100).max_length == 100
+    assert load(folder, dtype="float32", max_length=5).max_length == 5, "less than a model is tried out with"
 
 
 def test_surplus_of_a_padded_head_is_cut_off() -> None:
