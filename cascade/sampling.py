@@ -222,6 +222,7 @@ def processors_for_drafts(params: SamplingParams) -> tuple[Callable[..., Any], .
 
 
 def for_drafts(processor: Any) -> bool:
+    """Whether draft models may apply a processor: it is cheap and keeps no state."""
     kind = type(processor)
     known = kind.__module__.startswith("transformers.") and kind.__name__ in _FOR_DRAFTS
     return bool(getattr(processor, "for_drafts", known))
