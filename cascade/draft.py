@@ -111,6 +111,7 @@ class Draft:
         origin: index of the level that first proposed the tokens, or one index per token.
             None: filled in by the engine with the level the drafter sits at.
         chances: [N] the probability that the drafter gives each token, where it says; only control reads it.
+        error: why the drafter had no more to say, if something went wrong: it is counted and logged.
     """
 
     tokens: Sequence[int]
@@ -118,6 +119,7 @@ class Draft:
     q: Any = None
     origin: int | Sequence[int] | None = None
     chances: Sequence[float] | None = None
+    error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

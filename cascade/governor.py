@@ -176,6 +176,8 @@ class Governor:
         proposals = []
         for ask, draft in zip(asks, drafts, strict=True):
             try:
+                if draft.error is not None:  # what came before it may still hold
+                    self._complain(self.rows[ask.context.row_id], draft.error)
                 checked = check_draft(draft, ask.cap, self.vocab_size)
                 if checked.origin is None or not isinstance(self.drafter, Level):
                     checked.origin = self.index  # only a level knows of others below it

@@ -156,7 +156,12 @@ class Level(Drafter):
         if self.tail:
             self._append_tails(progress)
         return [
-            Draft(p.tokens, origin=p.origins, chances=p.chances if len(p.chances) == len(p.tokens) else None)
+            Draft(
+                p.tokens,
+                origin=p.origins,
+                chances=p.chances if len(p.chances) == len(p.tokens) else None,
+                error=p.error,
+            )
             for p in progress
         ]
 
