@@ -126,10 +126,11 @@ class Governor:
             self.investment.finished(row.emitted)
             if not row.gate.tests:
                 self.alpha += FORGET * (self.prior - self.alpha)
-                if row.barred is None and row.asks >= WAITED and row.bypassed_rounds == row.asks:
-                    self.costs.relax(self.name)
+            left_out = not row.gate.tests and row.barred is None and row.bypassed_rounds == row.asks >= WAITED
             try:
                 self.drafter.end(row_id)
+                if left_out:
+                    self.drafter.timing.again() if isinstance(self.drafter, Level) else self.costs.relax(self.name)
             except Exception as error:
                 self._complain(row, error)
 

@@ -21,6 +21,7 @@ from cascade.governed import NOTHING, Proposal
 from cascade.rows import CausalModel, Feed, Row, Scores
 from cascade.rules import Rule
 from cascade.sampling import Sampler
+from cascade.timing import Timing
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from cascade.governor import Governor
 
 PROBE_TOKENS = 16  # positions a probe compares at most: the latest ones, which say most about what comes
-WARM_UP_WIDTHS = (1, 4, 8, 16, 64)  # forwards timed at load, so that the first decisions have costs
 
 
 @dataclass(slots=True)
@@ -121,6 +121,7 @@ class Level(Drafter):
         self.is_target = is_target
         self.end_ids = tuple(end_ids)
         self.tail = tail
+        self.timing = Timing(name, model, costs, clock)
         self.rows: dict[int, LevelRow] = {}
         self.forwards = 0  # of all rows together, ever
         self.forward_seconds = 0.0  # the same: what is not model time is the engine's own work
@@ -333,12 +334,4 @@ class Level(Drafter):
 
     def warm_up(self) -> None:
         """Times forwards of a few widths, so that the first decisions rest on measured costs."""
-        limit = self.model.max_length or max(WARM_UP_WIDTHS)
-        for width in (w for w in WARM_UP_WIDTHS if w <= limit):
-            # The quickest of three: the first also allocates, and a busy machine must not look slow for good.
-            self.costs.observe(self.name, width, 1, min(self._time_forward(width) for _ in range(3)))
-
-    def _time_forward(self, width: int) -> float:
-        began = self.clock()
-        self.model.forward([Feed(self.model.new_row(), [0] * width, 1)]).max(-1).indices.tolist()
-        return self.clock() - began
+        self.timing.warm_up()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -239,22 +238,39 @@ def test_a_level_under_another_is_asked_several_times_a_round() -> None:
     assert draft.proposals <= draft.asks
 
 
-def test_a_level_that_was_left_out_all_along_has_its_costs_relaxed() -> None:
-    class Told(FixedCosts):
-        relaxed: ClassVar[list[str]] = []
+def test_a_machine_that_was_busy_at_load_keeps_no_level_out_for_good() -> None:
+    clock = ManualClock()
+    target = ToyModel(clock=clock, cost=lambda tokens: 0.1)
+    draft = ToyModel(clock=clock, cost=lambda tokens: 0.01)
+    engine = Engine(
+        CascadeConfig([LevelConfig(model=draft, name="draft"), LevelConfig(model=target, name="target")]), clock=clock
+    )
+    for width in (1, 4, 8, 16, 64) * 8:
+        engine.costs.observe("draft", width, 1, 0.3)  # as if something else had kept the machine busy
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    used = [engine.generate(PROMPT, params).stats.levels[0].forwards > 0 for _ in range(12)]
+    assert not used[0]
+    assert used[-1]
 
-        def relax(self, level: str) -> None:
-            self.relaxed.append(level)
 
-    target = ToyModel()
-    dear = Told(lambda level, tokens: 1.0 if level == "target" else 50.0)
-    draft = LevelConfig(model=ToyModel(seed=9), name="draft")
-    engine = Engine(CascadeConfig([draft, LevelConfig(model=target, name="target")]), costs=dear)
+def test_a_level_that_is_left_out_is_timed_again_for_a_hundredth_of_the_time() -> None:
+    clock = ManualClock()
+    draft = ToyModel(clock=clock, cost=lambda tokens: 0.5)
+    target = ToyModel(clock=clock, cost=lambda tokens: 0.1)
+    engine = Engine(
+        CascadeConfig([LevelConfig(model=draft, name="draft"), LevelConfig(model=target, name="target")]), clock=clock
+    )
+    before, began = draft.forwards, clock()
     engine.generate(PROMPT, SamplingParams(max_new_tokens=4, ignore_eos=True))
-    assert dear.relaxed == [], "three rounds say nothing"
-    engine.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True))
+    assert draft.forwards == before, "three rounds say nothing"
     engine.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True, speculate=False))
-    assert dear.relaxed == ["draft"]
+    assert draft.forwards == before
+    for _ in range(200):
+        stats = engine.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True)).stats
+        assert stats.levels[0].forwards == 0
+    spent = (draft.forwards - before) * 0.5
+    assert 5 <= draft.forwards - before
+    assert spent <= 0.01 * (clock() - began) + 5 * 0.5
 
 
 def test_a_texts_length_is_its_own_whether_or_not_it_speculated() -> None:
