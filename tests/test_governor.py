@@ -269,7 +269,7 @@ def test_a_level_that_is_left_out_is_timed_again_for_a_hundredth_of_the_time() -
         stats = engine.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True)).stats
         assert stats.levels[0].forwards == 0
     spent = (draft.forwards - before) * 0.5
-    assert 5 <= draft.forwards - before
+    assert draft.forwards - before >= 5
     assert spent <= 0.01 * (clock() - began) + 5 * 0.5
 
 

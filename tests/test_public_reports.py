@@ -498,7 +498,7 @@ def test_empty_proposals_are_plain_decoding(params: SamplingParams) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("chain", [*CHAINS, "oracle"])
+@pytest.mark.parametrize("chain", [*CHAINS, "oracle", "short draft"])
 @pytest.mark.parametrize("length", [60, 63, 64])
 def test_drafts_shrink_to_what_the_context_holds(length: int, chain: str, params: SamplingParams) -> None:
     """turboderp-org/exllamav2#274: look-ahead was not bounded, and it crashed four tokens from the end."""
@@ -506,7 +506,13 @@ def test_drafts_shrink_to_what_the_context_holds(length: int, chain: str, params
     prompt = [i % 5 for i in range(length)]
     params = dataclasses.replace(params, max_new_tokens=100)
     want = twin.plain(target, prompt, params)
-    levels = [fixed(oracle(prompt, want.tokens + [0] * 9), k=5)] if chain == "oracle" else below(chain, target, k=5)
+    ahead = fixed(oracle(prompt, want.tokens + [0] * 9), k=5)
+    if chain == "oracle":
+        levels = [ahead]
+    elif chain == "short draft":  # whose own context ends before the target's
+        levels = [ahead, fixed(k=5, model=ToyModel(8, order=1, max_length=62), name="draft")]
+    else:
+        levels = below(chain, target, k=5)
     result = engine(*levels, LevelConfig(model=target, name="target")).generate(prompt, params)
     assert result.tokens == want.tokens
     assert (len(result.tokens), result.finish_reason) == (64 - length, "length")
