@@ -269,6 +269,13 @@ class Case:
             self.wanted.append([twin.plain(self.target, prompt, params, i, limit) for i in samples])
         self.calls = take_calls(self.params)
 
+    @property
+    def flawless(self) -> bool:
+        """Whether no drafter has a reason to fail."""
+        padded = any(level.model.vocab_size > self.target.vocab_size for level in self.levels)
+        processed = any(params.logits_processors for params in self.params)  # may leave a draft nothing to choose
+        return self.leaf[0] != "raise" and not padded and not processed
+
     def engine(self) -> Engine:
         """The cascade, with every cache checked after every round."""
         kind, seed = self.leaf

@@ -92,6 +92,7 @@ def check(case: Case) -> None:
             same(found, want, params)
             consistent(found, params, tails)
             assert found.error == plain.error
+            assert not case.flawless or not any(level.dropped for level in found.stats.levels)
     assert rest == []
     assert take_calls(case.params) == case.calls
 

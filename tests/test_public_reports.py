@@ -510,12 +510,13 @@ def test_drafts_shrink_to_what_the_context_holds(length: int, chain: str, params
     if chain == "oracle":
         levels = [ahead]
     elif chain == "short draft":  # whose own context ends before the target's
-        levels = [ahead, fixed(k=5, model=ToyModel(8, order=1, max_length=62), name="draft")]
+        levels = [ahead, fixed(k=5, model=ToyModel(8, order=1, max_length=61), name="draft")]
     else:
         levels = below(chain, target, k=5)
     result = engine(*levels, LevelConfig(model=target, name="target")).generate(prompt, params)
     assert result.tokens == want.tokens
     assert (len(result.tokens), result.finish_reason) == (64 - length, "length")
+    assert [level.dropped for level in result.stats.levels] == [0] * len(result.stats.levels), "none was too long"
 
 
 @BOTH
