@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 from cascade.config import CascadeConfig
-from cascade.errors import CascadeError, ConfigError
+from cascade.errors import CascadeError, ConfigError, one_line
 
 
 def load_config(path: str | Path) -> CascadeConfig:
@@ -18,7 +18,7 @@ def load_config(path: str | Path) -> CascadeConfig:
         names = runpy.run_path(str(file))
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, CascadeError) else f"{type(error).__name__}: "
-        message = " ".join(str(error).split())
+        message = one_line(error)
         raise ConfigError(f"{file}:{_line_in(file, error)}: {kind}{message}") from error
     config = names.get("config")
     if not isinstance(config, CascadeConfig):

@@ -32,6 +32,7 @@ from cascade.per_row import (
     split_rows,
     split_warpers,
 )
+from cascade.prompts import check_ids
 
 if TYPE_CHECKING:
     from cascade.engine import Engine
@@ -171,12 +172,7 @@ class CustomGenerate:
         if self._streamer is not None and len(rows) > 1:
             raise ConfigError(f"a streamer follows one row, and this call has {len(rows)}: generate one at a time")
         for row in rows:
-            bad = next((token for token in row.ids if not 0 <= token < vocabulary), None)
-            if bad is not None:
-                raise PromptError(f"row {row.index} has token id {bad}, outside the vocabulary of {vocabulary}")
-            if limit is not None and len(row.ids) > limit:
-                what = f"row {row.index} has {len(row.ids)} tokens"
-                raise PromptError(f"{what}, and the engine's context holds {limit}: shorten it")
+            check_ids(f"row {row.index}", row.ids, vocabulary, limit)
         return rows
 
     def _params(

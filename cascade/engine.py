@@ -12,11 +12,11 @@ from cascade.build import build_levels
 from cascade.chain import Chain
 from cascade.config import CascadeConfig, SamplingParams
 from cascade.costs import CostModel, Costs
-from cascade.errors import ConfigError, PromptError, did_you_mean
+from cascade.errors import ConfigError, PromptError, did_you_mean, name_of
 from cascade.level import Level
 from cascade.noise import sample_seed
 from cascade.noise import warm_up as warm_up_noise
-from cascade.prompts import encode
+from cascade.prompts import check_ids, encode
 from cascade.request import Request
 from cascade.scheduler import Scheduler
 from cascade.session import Session
@@ -180,7 +180,7 @@ class Engine:
             try:
                 requests += self._requests(self._encode(prompt), one)
             except PromptError as error:
-                requests += self._requests([], one, refused=f"{type(error).__name__}: {error}")
+                requests += self._requests([], one, refused=error)
         return requests
 
     def _samples(self, prompt: Prompt, params: SamplingParams | None) -> list[Request]:
@@ -205,10 +205,9 @@ class Engine:
         if bad is not None:
             raise ConfigError(f"stop_token_ids must lie in [0, {size}), the target's vocabulary, not {bad}")
         if not self.target.rule.lazy and (own := [*params.logits_processors, *params.stopping_criteria]):
-            name = getattr(own[0], "__name__", type(own[0]).__name__)
             raise ConfigError(
-                f"the rule {self.config.rule} judges whole blocks, where {name} needs one token after the other: "
-                'use rule="coupled"'
+                f"the rule {self.config.rule} judges whole blocks, where {name_of(own[0])} needs one token after the "
+                'other: use rule="coupled"'
             )
         return params
 
@@ -216,7 +215,7 @@ class Engine:
     def _decode(self) -> Callable[[Sequence[int]], str] | None:
         return getattr(self.model, "decode", None) if getattr(self.model, "tokenizer", None) is not None else None
 
-    def _requests(self, ids: list[int], params: SamplingParams, refused: str | None = None) -> list[Request]:
+    def _requests(self, ids: list[int], params: SamplingParams, refused: Exception | None = None) -> list[Request]:
         """The n requests of one prompt; unseeded ones get fresh seeds."""
         limit = len(ids) + params.max_new_tokens
         if self.max_length is not None:
@@ -238,11 +237,7 @@ class Engine:
         ids = own(prompt) if own is not None else encode(None, prompt, self.target.name)
         if not ids:
             raise PromptError("the prompt is empty: give at least one token")
-        bad = next((t for t in ids if not 0 <= t < self.model.vocab_size), None)
-        if bad is not None:
-            raise PromptError(f"the prompt has token id {bad}, outside the vocabulary of {self.model.vocab_size}")
-        if self.max_length is not None and len(ids) > self.max_length:
-            raise PromptError(f"the prompt has {len(ids)} tokens, and the context holds {self.max_length}: shorten it")
+        check_ids("the prompt", ids, self.model.vocab_size, self.max_length)
         return ids
 
     def _warm_up(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class CascadeError(Exception):
@@ -41,3 +42,27 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names)}." if names else ""
+
+
+# -- how errors speak of other things --------------------------------------------------------------------
+
+
+def one_line(message: object) -> str:
+    """A message, or that of an error, without line breaks."""
+    return " ".join(str(message).split())
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def cause_of(error: BaseException) -> str:
+    """Type and message of an error, in one line."""
+    text = one_line(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def name_of(one: Any) -> str:
+    """What a function, a class or an object is called."""
+    return getattr(one, "__name__", None) or type(one).__name__

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from cascade.draft import Ask, Draft, Tokens, Verdict
 from cascade.drafter import Drafter
-from cascade.errors import ConfigError, DecodeError
-from cascade.prompts import first_line
+from cascade.errors import ConfigError, DecodeError, first_line
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams

@@ -38,7 +38,7 @@ class Journal:
     """
 
     def __init__(self, out: Path, what: str) -> None:
-        self.out = out
+        self.out, self.what = out, what
         self.partial = out.with_name(f"{out.name}.partial.jsonl")
         try:
             file = self.partial.open("a+b")
@@ -54,12 +54,38 @@ class Journal:
         """Whether nothing has been written yet."""
         return self._file is None or not self._file.tell()
 
-    def read(self, take: Callable[[Any, bool], None]) -> None:
-        """Calls take(content, is_first) with every line; a last one that is torn is cut off: its piece is done again.
+    def read(
+        self, adopt: Callable[[Path, Any], None], finished: Callable[[Any], None], take: Callable[[Any], None]
+    ) -> None:
+        """Reads what is kept: the finished file, then the unfinished one. Lets go of the file where that fails.
+
+        Args:
+            adopt: f(path, head) goes on with what a file says is being done, or refuses it.
+            finished: f(record) takes the pieces of the finished file, whose head the record is too.
+            take: f(line) takes a piece of the unfinished one. A torn last line is cut off: its piece is done again.
 
         Raises:
-            ConfigError: a line is no JSON, or `take` raised for want of a value in it.
+            ConfigError: something is no JSON, or lacks a value that one of them wants.
         """
+        try:
+            if self.out.exists():
+                self._read_finished(adopt, finished)
+            self._read_lines(lambda line, first: adopt(self.partial, line) if first else take(line))
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_finished(self, adopt: Callable[[Path, Any], None], finished: Callable[[Any], None]) -> None:
+        try:
+            record = json.loads(self.out.read_text(encoding="utf-8"))
+            adopt(self.out, record)
+            finished(record)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(
+                f"{self.out} exists and is no {self.what}'s file: give another --json, or delete it"
+            ) from None
+
+    def _read_lines(self, take: Callable[[Any, bool], None]) -> None:
         assert self._file is not None
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)
@@ -112,12 +138,16 @@ class Journal:
         self.close()
 
 
-def check_same(path: Path, head: Mapping[str, Any], configuration: Any, environment: Mapping[str, Any]) -> None:
-    """Checks that a file's configuration, and what counts of its environment, are those of now.
+def check_same(
+    path: Path, head: Mapping[str, Any], fmt: int, configuration: Any, environment: Mapping[str, Any]
+) -> None:
+    """Checks that a file's format and configuration, and what counts of its environment, are those of now.
 
     Raises:
         ConfigError: they are not; names the first difference.
     """
+    if head["format"] != fmt:
+        raise ConfigError(f"{path} has format {head['format']!r}, and this is {fmt}: give another --json")
     here = {key: environment.get(key) for key in SAME}
     there = {key: head["environment"].get(key) for key in SAME}
     found = difference(head["configuration"], configuration) or difference(there, here)

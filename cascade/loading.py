@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from cascade.errors import LoadError
+from cascade.errors import LoadError, first_line
 from cascade.int8 import narrow
 from cascade.model import TransformersModel, read_module, read_tokenizer
 from cascade.prepack import PackedLinear, prepack
 from cascade.probe import ProbeResult, probe
-from cascade.prompts import first_line
 from cascade.quantize import quantized
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

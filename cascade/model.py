@@ -27,11 +27,11 @@ from transformers.utils import logging as transformers_logging
 
 from cascade.attention import Plan, Span
 from cascade.driving import NAME, current_job, driving, give_back, own_attention, take
-from cascade.errors import LoadError
+from cascade.errors import LoadError, first_line
 from cascade.kvrows import KVRow
 from cascade.packing import PackedModel
 from cascade.probe import ProbeResult, narrowest_product
-from cascade.prompts import encode, first_line
+from cascade.prompts import encode
 from cascade.prompts import same_tokenizer as same_tokenizer
 from cascade.rows import Feed
 from cascade.survey import Survey

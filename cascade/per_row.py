@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cascade.errors import CascadeError, ConfigError, DecodeError, PromptError
-from cascade.prompts import first_line
+from cascade.errors import CascadeError, ConfigError, DecodeError, PromptError, first_line, name_of
 from cascade.sampling import for_drafts
 
 # transformers' filters that a request has fields for, in the order in which both apply them.
@@ -204,11 +203,6 @@ class Tap:
         del self._kept[input_ids.shape[1] - len(self._row.ids) :]
         self._kept.append(self._row.widened(scores).clone())
         return scores.float()
-
-
-def name_of(one: Any) -> str:
-    """What an error calls a processor or criterion."""
-    return getattr(one, "__name__", None) or type(one).__name__
 
 
 def check_callables(kind: str, given: Iterable[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pluggy
 
 from cascade import hookspecs
-from cascade.errors import ConfigError, PluginError, did_you_mean
+from cascade.errors import ConfigError, PluginError, cause_of, did_you_mean, one_line
 
 DISTRIBUTION = "cascade-spec"
 
@@ -163,17 +163,6 @@ def foreign(module: ModuleType) -> str:
         f"the import name {module.__name__!r} belongs to {where}, which is not ours. {DISTRIBUTION} needs that name: "
         f"rename what is there, or uninstall it and then reinstall {DISTRIBUTION}"
     )
-
-
-def one_line(error: BaseException) -> str:
-    """The message, without line breaks."""
-    return " ".join(str(error).split())
-
-
-def cause_of(error: BaseException) -> str:
-    """Type and message, in one line."""
-    text = one_line(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def codes_of(error: BaseException) -> Iterator[Any]:

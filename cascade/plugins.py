@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import cascade
-from cascade.errors import CascadeError, ConfigError, PluginError, did_you_mean
+from cascade.errors import CascadeError, ConfigError, PluginError, cause_of, did_you_mean, one_line
 from cascade.plugin_checks import (
     DISTRIBUTION,
     HOOKS,
@@ -25,12 +25,10 @@ from cascade.plugin_checks import (
     Entry,
     Manager,
     Source,
-    cause_of,
     check_options,
     checked,
     codes_of,
     foreign,
-    one_line,
     registrations,
 )
 

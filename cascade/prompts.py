@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cascade.errors import LoadError, PromptError
+from cascade.errors import LoadError, PromptError, first_line
 
 
 def encode(tokenizer: Any, prompt: Any, name: str) -> list[int]:
@@ -91,6 +91,17 @@ def _token(table: Mapping[int, str], place: int) -> str:
     return repr(table[place]) if place in table else "unused"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def check_ids(what: str, ids: Sequence[int], vocab_size: int, max_length: int | None) -> None:
+    """Raises PromptError unless all ids are in the vocabulary and the context holds them.
+
+    Args:
+        what: how the error calls them: "the prompt".
+        ids: of the prompt.
+        vocab_size: V; ids lie in [0, V).
+        max_length: tokens that the context holds; None without a limit.
+    """
+    bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        raise PromptError(f"{what} has token id {bad}, outside the vocabulary of {vocab_size}")
+    if max_length is not None and len(ids) > max_length:
+        raise PromptError(f"{what} has {len(ids)} tokens, and the context holds {max_length}: shorten it")

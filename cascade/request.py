@@ -12,6 +12,7 @@ import torch
 
 from cascade.config import SamplingParams
 from cascade.draft import Ask, Context, Tokens
+from cascade.errors import cause_of
 from cascade.noise import Noise
 from cascade.result import Chunk, Result, Stats
 from cascade.text import TextStream
@@ -44,7 +45,7 @@ class Request:
     decode: Callable[[Sequence[int]], str] | None = None
     parent: Request | None = None
     kept: dict[str, Row] | None = None
-    refused: str | None = None
+    refused: Exception | None = None
     deliver: Callable[[Chunk], None] | None = None
     observers: tuple[Any, ...] = ()
     finish_reason: str | None = None
@@ -166,7 +167,7 @@ class Request:
     def fail(self, error: BaseException) -> None:
         """Notes what the request failed of, in one line."""
         self.finish_reason = "error"
-        self.error = " ".join(f"{type(error).__name__}: {error}".split())
+        self.error = cause_of(error)
 
     def close(self, reason: str) -> Chunk:
         """Ends the request early, with a reason; returns the last chunk."""

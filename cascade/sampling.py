@@ -15,7 +15,7 @@ import torch
 
 from cascade.config import SamplingParams
 from cascade.draft import Tokens
-from cascade.errors import DecodeError
+from cascade.errors import DecodeError, name_of
 from cascade.noise import Noise, race
 
 # transformers' processors that look at nothing but their arguments and are done in a fraction of a forward.
@@ -233,9 +233,8 @@ def _apply(processor: Callable[..., Any], input_ids: torch.Tensor, rows: torch.T
     result = processor(input_ids, rows)
     if isinstance(result, torch.Tensor) and result.shape == rows.shape:
         return result
-    name = getattr(processor, "__name__", type(processor).__name__)
     what = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-    raise DecodeError(f"logits processor {name} must return scores {tuple(rows.shape)}, not {what}")
+    raise DecodeError(f"logits processor {name_of(processor)} must return scores {tuple(rows.shape)}, not {what}")
 
 
 def _nucleus(relative: torch.Tensor, top_p: float) -> torch.Tensor:

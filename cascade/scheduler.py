@@ -138,7 +138,7 @@ class Scheduler:
                 log.exception("a round failed")
                 served = list(self._served)
                 for request in served:
-                    request.refused = f"{type(error).__name__}: {error}"
+                    request.refused = error
                 self.drop(served)
 
     # -- a round -------------------------------------------------------------------------------------
@@ -221,7 +221,8 @@ class Scheduler:
     def _end(self, request: Request, reason: str) -> None:
         """Ends a request outside of its rounds; one that is refused, with its error."""
         if request.refused is not None:
-            request.error, reason = " ".join(request.refused.split()), "error"
+            request.fail(request.refused)
+            reason = "error"
         chunk = request.close(reason)
         self._finish(request)
         self._deliver(request, chunk)

@@ -839,7 +839,7 @@ def test_a_prompt_beyond_the_context_is_refused(llama) -> None:
     model, _ = llama
     with cascade_on(model, max_length=12) as engine:
         long = batch([[5, 6], list(range(5, 18))])
-        refused((model, engine), long, {}, PromptError, "row 1 has 13 tokens, and the engine's context holds 12")
+        refused((model, engine), long, {}, PromptError, "row 1 has 13 tokens, and the context holds 12")
 
 
 def test_a_cache_that_is_empty_stays_empty(llama) -> None:

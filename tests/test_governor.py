@@ -238,13 +238,17 @@ def test_a_level_under_another_is_asked_several_times_a_round() -> None:
     assert draft.proposals <= draft.asks
 
 
-def test_a_machine_that_was_busy_at_load_keeps_no_level_out_for_good() -> None:
+def timed(draft_cost: float) -> tuple[Engine, ToyModel, ManualClock]:
+    """A draft model under a target whose forwards take 0.1 s."""
     clock = ManualClock()
     target = ToyModel(clock=clock, cost=lambda tokens: 0.1)
-    draft = ToyModel(clock=clock, cost=lambda tokens: 0.01)
-    engine = Engine(
-        CascadeConfig([LevelConfig(model=draft, name="draft"), LevelConfig(model=target, name="target")]), clock=clock
-    )
+    draft = ToyModel(clock=clock, cost=lambda tokens: draft_cost)
+    levels = [LevelConfig(model=draft, name="draft"), LevelConfig(model=target, name="target")]
+    return Engine(CascadeConfig(levels), clock=clock), draft, clock
+
+
+def test_a_machine_that_was_busy_at_load_keeps_no_level_out_for_good() -> None:
+    engine, _, _ = timed(draft_cost=0.01)
     for width in (1, 4, 8, 16, 64) * 8:
         engine.costs.observe("draft", width, 1, 0.3)  # as if something else had kept the machine busy
     params = SamplingParams(max_new_tokens=60, ignore_eos=True)
@@ -254,12 +258,7 @@ def test_a_machine_that_was_busy_at_load_keeps_no_level_out_for_good() -> None:
 
 
 def test_a_level_that_is_left_out_is_timed_again_for_a_hundredth_of_the_time() -> None:
-    clock = ManualClock()
-    draft = ToyModel(clock=clock, cost=lambda tokens: 0.5)
-    target = ToyModel(clock=clock, cost=lambda tokens: 0.1)
-    engine = Engine(
-        CascadeConfig([LevelConfig(model=draft, name="draft"), LevelConfig(model=target, name="target")]), clock=clock
-    )
+    engine, draft, clock = timed(draft_cost=0.5)
     before, began = draft.forwards, clock()
     engine.generate(PROMPT, SamplingParams(max_new_tokens=4, ignore_eos=True))
     assert draft.forwards == before, "three rounds say nothing"

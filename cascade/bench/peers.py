@@ -19,9 +19,9 @@ import torch
 
 from cascade.bench.questions import Question, prompt_for
 from cascade.bench.systems import PeerError, Run, System, chain, token_ids
+from cascade.errors import first_line
 from cascade.level import Level
 from cascade.prepack import unpacked
-from cascade.prompts import first_line
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams

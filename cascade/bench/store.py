@@ -9,7 +9,6 @@ from typing import Any
 
 from cascade.bench.figures import FORMAT
 from cascade.bench.systems import Run
-from cascade.errors import ConfigError
 from cascade.journal import Journal, check_same
 
 #: What every run must have for its figures, and of which type.
@@ -62,13 +61,7 @@ class Store:
         self._journal: Journal | None = None
         if out is not None:
             self._journal = Journal(out, "bench")
-            try:
-                if out.exists():
-                    self._read_finished(out)
-                self._journal.read(self._take)
-            except BaseException:
-                self.close()
-                raise
+            self._journal.read(self._adopt, self._take_finished, self._take)
 
     @property
     def partial(self) -> Path | None:
@@ -121,21 +114,11 @@ class Store:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def _read_finished(self, out: Path) -> None:
-        try:
-            record = json.loads(out.read_text(encoding="utf-8"))
-            self._adopt(out, record)
-            self.runs = _checked(record["runs"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{out} exists and is no bench's file: give another --json, or delete it") from None
-        self.finished = True
+    def _take_finished(self, record: Any) -> None:
+        self.runs, self.finished = _checked(record["runs"]), True
 
-    def _take(self, line: Any, first: bool) -> None:
+    def _take(self, line: Any) -> None:
         """One line of the unfinished file."""
-        if first:
-            assert self.partial is not None
-            self._adopt(self.partial, line)
-            return
         done, runs = self.done, _checked(line["runs"])
         fresh = [run for run in runs if (run["category"], run["question_id"]) not in done]
         self.runs += fresh  # an interruption between the two files' last steps leaves runs in both
@@ -144,10 +127,8 @@ class Store:
 
     def _adopt(self, path: Path, head: Mapping[str, Any]) -> None:
         """Goes on with the setup of a file. Raises ConfigError where it is of something else."""
-        if head["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {head['format']!r}, and this is {FORMAT}: give another --json")
         setup, environment = head["setup"], head["environment"]
-        check_same(path, {**setup, "environment": environment}, self._configuration, self.environment)
+        check_same(path, {**setup, **head}, FORMAT, self._configuration, self.environment)
         self.setup, self.environment = setup, environment
         self.skipped.update(setup["skipped"])
 

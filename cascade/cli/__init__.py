@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import cascade
-from cascade.errors import CascadeError, ConfigError, LoadError, PluginError, PromptError, did_you_mean
+from cascade.errors import CascadeError, ConfigError, LoadError, PluginError, PromptError, did_you_mean, one_line
 
 #: The built-in commands: modules of this package, in the order in which `--help` lists them.
 COMMANDS = ("demo", "generate", "bench", "audit", "report", "plugins")
@@ -147,7 +147,7 @@ def _add_plugin_commands(commands: Any, files: Sequence[str], must: bool) -> Non
     except CascadeError as error:
         if must:
             raise
-        print(f"cascade: warning: {_one_line(str(error))}", file=sys.stderr)
+        print(f"cascade: warning: {one_line(error)}", file=sys.stderr)
 
 
 def _unexpected(word: str, parser: argparse.ArgumentParser) -> str:
@@ -165,12 +165,8 @@ def _unexpected(word: str, parser: argparse.ArgumentParser) -> str:
 def _fail(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"cascade: error: {_one_line(message)}", file=sys.stderr)
+    print(f"cascade: error: {one_line(message)}", file=sys.stderr)
     return status
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 @contextlib.contextmanager

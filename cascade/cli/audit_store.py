@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cascade.errors import ConfigError
 from cascade.journal import Journal, check_same
 
 FORMAT = 2  # of the file that --json writes
@@ -39,13 +38,7 @@ class Found:
         self._journal: Journal | None = None
         if out is not None:
             self._journal = Journal(out, "audit")
-            try:
-                if out.exists():
-                    self._read_finished(out)
-                self._journal.read(self._take)
-            except BaseException:
-                self._journal.close()
-                raise
+            self._journal.read(self._adopt, self._take_finished, self._take)
 
     @property
     def partial(self) -> Path | None:
@@ -98,28 +91,16 @@ class Found:
             self._journal.write(line)
 
     def _adopt(self, path: Path, head: Mapping[str, Any]) -> None:
-        if head["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {head['format']!r}, and this is {FORMAT}: give another --json")
-        check_same(path, head, self._configuration, self._environment)
+        check_same(path, head, FORMAT, self._configuration, self._environment)
         self._environment = head["environment"]
 
-    def _read_finished(self, out: Path) -> None:
-        try:
-            record = json.loads(out.read_text(encoding="utf-8"))
-            self._adopt(out, record)
-            self.audits = {
-                audit["rule"]: {**audit, "cases": list(map(dict, audit["cases"]))} for audit in record["audits"]
-            }
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{out} exists and is no audit's file: give another --json, or delete it") from None
+    def _take_finished(self, record: Any) -> None:
+        self.audits = {audit["rule"]: {**audit, "cases": list(map(dict, audit["cases"]))} for audit in record["audits"]}
         self.finished = True
 
-    def _take(self, line: Any, first: bool) -> None:
+    def _take(self, line: Any) -> None:
         """One line of the unfinished file."""
-        if first:
-            assert self.partial is not None
-            self._adopt(self.partial, line)
-        elif "about" in line:
+        if "about" in line:
             self.audits.setdefault(line["rule"], {"rule": line["rule"], **line["about"], "cases": []})
         else:
             done = self.done(line["rule"])
