@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from cascade.errors import LoadError, first_line
 from cascade.int8 import narrow
+from cascade.lean import lean
 from cascade.model import TransformersModel, read_module, read_tokenizer
 from cascade.prepack import PackedLinear, prepack
 from cascade.probe import ProbeResult, probe
@@ -70,6 +71,8 @@ def load_model(
         module = quantized(module, name)
     model = TransformersModel(module, name, tokenizer, dtype="int8" if dtype in QUANTISED else None)
     model.parameters = parameters
+    if dtype in QUANTISED:
+        lean(module)
     progress(f"trying out {name}")
     try:
         found = _try_out(model)
