@@ -1,4 +1,8 @@
-"""What a forward costs: moving medians of its time by how many tokens it carried.
+"""What a forward costs: its usual time by how many tokens it carried, and the pace of the machine now.
+
+Machines that are shared run faster and slower by half within minutes, and most sizes are rarely measured:
+were each size's time followed by itself, those in use would look slow, or fast, beside the rest. So times are
+kept at the pace of the first ones, and whatever was measured last says by how much all of a level's have changed.
 
 All times are in seconds, all sizes in tokens summed over the packed rows of one forward. Nothing here
 reads a clock: whoever measures calls `observe`, and tests hand in `FixedCosts` instead.
@@ -12,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 WINDOW = 15  # observations per bucket: a median over them ignores seven stalls
+RECENT = 9  # forwards whose median is the pace: it ignores four stalls
 EXACT = 16  # sizes up to here have a bucket each, larger ones share one per power of two
 GUESSED_SLOPE = 1 / 32  # of the only known time, per token: 700 tokens took 13 to 30 one-token forwards on CPUs
 
@@ -32,11 +37,14 @@ class Costs(Protocol):
         """Expected time of such a proposal, None where nothing is known."""
 
     def relax(self, level: str) -> None:
-        """A request went by without this level: what once made it slow may be over."""
+        """A request went by in which this level was left out: what once made it slow may be over."""
 
 
 class CostModel:
     """Measured costs, per level name and number of rows.
+
+    A time is kept divided by the pace in the middle of the `RECENT` forwards around it, so that a machine that has
+    become slower changes the pace, not the table.
 
     Attention runs once per row, so rows have tables of their own, one per power of two; while one
     knows fewer than two sizes, the nearest that knows more answers for it.
@@ -44,6 +52,7 @@ class CostModel:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, int], _Table] = {}
+        self._paces: dict[str, _Pace] = {}
         self._answering: dict[tuple[str, int], _Table | None] = {}
 
     def observe(self, level: str, tokens: int, rows: int, seconds: float) -> None:
@@ -54,7 +63,12 @@ class CostModel:
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = _Table()
-        if table.add(tokens, seconds):
+            self._paces.setdefault(level, _Pace())
+        pace = self._paces[level]
+        usual = table.usual(tokens)
+        if usual:
+            pace.observe(table, tokens, seconds, seconds / usual)
+        elif table.add(tokens, seconds / pace.now):
             self._answering.clear()
 
     def seconds(self, level: str, tokens: int, rows: int = 1) -> float | None:
@@ -67,7 +81,8 @@ class CostModel:
         if key not in self._answering:
             self._answering[key] = self._nearest(*key)
         table = self._answering[key]
-        return None if table is None else table.at(tokens)
+        time = None if table is None else table.at(tokens)
+        return None if time is None else time * self._paces[level].now
 
     def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
         """A proposal of `tokens` tokens by the drafter at `level` took `seconds`, forwards not included."""
@@ -78,13 +93,13 @@ class CostModel:
         return self.seconds(f"draft of {level}", tokens)
 
     def relax(self, level: str) -> None:
-        """Forgets the slowest time of every size; where one is left, the least median ever seen takes its place.
+        """Lets the level's pace go towards the fastest there was.
 
         Times that a busy machine made long would else keep a level out for good: unused, it is not measured.
         """
-        for (name, _), table in self._tables.items():
-            if name in (level, f"draft of {level}"):
-                table.relax()
+        for name in (level, f"draft of {level}"):
+            if name in self._paces:
+                self._paces[name].relax()
 
     def _nearest(self, level: str, rows: int) -> _Table | None:
         known = {r: table for (name, r), table in self._tables.items() if name == level}
@@ -125,10 +140,41 @@ class FixedCosts:
         """Changes nothing."""
 
 
+class _Pace:
+    """How much longer a level's forwards take now than its tables say.
+
+    Attributes:
+        now: the median over the last `RECENT` forwards; 1 in the beginning.
+    """
+
+    __slots__ = ("_latest", "_least", "_ratios", "now")
+
+    def __init__(self) -> None:
+        self.now = self._least = 1.0
+        self._ratios = deque([1.0] * RECENT, maxlen=RECENT)
+        self._latest: deque[tuple[_Table, int, float]] = deque()
+
+    def observe(self, table: _Table, tokens: int, seconds: float, ratio: float) -> None:
+        """A forward took `ratio` times what the table has for it; the middle one of the recent goes into its table."""
+        self._ratios.append(ratio)
+        self._latest.append((table, tokens, seconds))
+        self.now = sorted(self._ratios)[RECENT // 2]
+        self._least = min(self._least, self.now)
+        if len(self._latest) > RECENT // 2:
+            of, size, time = self._latest.popleft()
+            of.add(size, time / self.now)
+
+    def relax(self) -> None:
+        """Puts the least pace ever in the place of the largest recent ratio."""
+        self._ratios.remove(max(self._ratios))
+        self._ratios.appendleft(self._least)
+        self.now = sorted(self._ratios)[RECENT // 2]
+
+
 class _Table:
     """Time by size for one level and number of rows: a rising line through the buckets' medians."""
 
-    __slots__ = ("keys", "least", "medians", "sizes", "stale", "times", "tokens", "windows")
+    __slots__ = ("keys", "medians", "sizes", "stale", "times", "tokens", "windows")
 
     def __init__(self) -> None:
         self.keys: list[int] = []  # of the buckets, rising, as are all lists here
@@ -136,9 +182,13 @@ class _Table:
         self.sizes: list[deque[int]] = []  # and how many tokens each was for
         self.tokens: list[float] = []  # medians of the two
         self.medians: list[float] = []
-        self.least: list[tuple[float, int]] = []  # least medians ever seen, with their sizes
         self.times: list[float] = []  # the medians made to rise
         self.stale = False
+
+    def usual(self, tokens: int) -> float | None:
+        """The median time of exactly this size; None for sizes that share a bucket, and unknown ones."""
+        i = bisect_left(self.keys, tokens)
+        return self.medians[i] if tokens <= EXACT and i < len(self.keys) and self.keys[i] == tokens else None
 
     def add(self, tokens: int, seconds: float) -> bool:
         """Takes in one observation; True if it opened a bucket."""
@@ -151,14 +201,11 @@ class _Table:
             self.sizes.insert(i, deque(maxlen=WINDOW))
             for values in (self.tokens, self.medians, self.times):
                 values.insert(i, 0.0)
-            self.least.insert(i, (seconds, tokens))
             self.stale = True
         self.windows[i].append(seconds)
         self.sizes[i].append(tokens)
         before, now = self.medians[i], _median(sorted(self.windows[i]))
         self.medians[i] = now
-        if now < self.least[i][0]:
-            self.least[i] = now, tokens
         self.tokens[i] = float(tokens) if tokens <= EXACT else _median(sorted(self.sizes[i]))
         times = self.times
         # A bucket that stands alone and keeps its place changes no other: the usual case, and a cheap one.
@@ -168,18 +215,6 @@ class _Table:
         else:
             self.stale = True
         return opened
-
-    def relax(self) -> None:
-        """Drops the slowest observation of every bucket; a single one becomes the least median ever seen."""
-        for i, (window, sizes) in enumerate(zip(self.windows, self.sizes, strict=True)):
-            if len(window) > 1:
-                slowest = window.index(max(window))
-                del window[slowest], sizes[slowest]
-            else:
-                window[0], sizes[0] = self.least[i]
-            self.medians[i] = _median(sorted(window))
-            self.tokens[i] = _median(sorted(sizes))
-        self.stale = True
 
     def at(self, tokens: int) -> float | None:
         """Time of a forward on so many tokens; None where only much longer ones are known."""

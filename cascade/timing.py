@@ -39,16 +39,12 @@ class Timing:
             self._costs.observe(self._name, width, 1, min(self._forward(width) for _ in range(3)))
 
     def again(self) -> None:
-        """Times a forward of every width, unless that were more than `SHARE` of the time since it was last done.
-
-        Of each width the slowest time is forgotten, be it an old one or the new one.
-        """
+        """Times a forward of every width, unless that were more than `SHARE` of the time since it was last done."""
         began = self._clock()
         if began < self._not_before:
             return
         for width in self._widths:
             self._costs.observe(self._name, width, 1, self._forward(width))
-        self._costs.relax(self._name)
         now = self._clock()
         self._not_before = now + (now - began) / SHARE
 

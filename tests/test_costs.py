@@ -167,10 +167,22 @@ def test_one_lucky_time_is_not_what_a_level_relaxes_to() -> None:
     assert costs.seconds("draft", 1) == 0.002 or costs.seconds("draft", 1) == 0.01
 
 
-def test_a_bucket_of_several_sizes_relaxes_to_one_of_them() -> None:
-    costs = CostModel()
-    for tokens in (33, 33, 64, 64, 64):
-        costs.observe("draft", tokens, 1, tokens / 1000)
-    for _ in range(6):
-        costs.relax("draft")
-    assert costs.seconds("draft", 33) == pytest.approx(0.033)
+@pytest.mark.parametrize("pace", [0.6, 1.0, 1.7])
+def test_a_machine_that_changes_its_pace_changes_it_for_all_sizes(pace: float) -> None:
+    usual = {n: 1.0 + 0.02 * n for n in (1, 2, 4, 8, 16, 64)}
+    costs = fed(*usual.items())
+    for _ in range(40):
+        costs.observe("m", 1, 1, usual[1] * pace)
+    for tokens, seconds in usual.items():
+        assert costs.seconds("m", tokens) == pytest.approx(seconds * pace)
+    for _ in range(5):  # and back, at once
+        costs.observe("m", 1, 1, usual[1])
+    assert costs.seconds("m", 8) == pytest.approx(usual[8])
+
+
+def test_a_size_that_was_measured_in_a_stall_is_put_right() -> None:
+    costs = fed((1, 1.0), (4, 5.0), (8, 1.2))
+    for _ in range(20):
+        for tokens, seconds in ((1, 1.0), (4, 1.1), (8, 1.2)):
+            costs.observe("m", tokens, 1, seconds)
+    assert [costs.seconds("m", n) for n in (1, 4, 8)] == pytest.approx([1.0, 1.1, 1.2])
