@@ -32,7 +32,7 @@ PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
 WAITED = 8  # rounds without a level that say that it has been left out
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
-STRETCH = 2  # a drafter that stops when in doubt is asked for so many times K
+STRETCH = 4  # a drafter that stops when in doubt is asked for so many times K
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
 FAST = 0.2  # weight of one round in a request's own rolling figures
 
@@ -178,7 +178,7 @@ class Governor:
         for ask, draft in zip(asks, drafts, strict=True):
             try:
                 if draft.error is not None:  # what came before it may still hold
-                    self._complain(self.rows[ask.context.row_id], draft.error)
+                    self._complain(self.rows[ask.context.row_id], draft.error, not len(draft))
                 checked = check_draft(draft, ask.cap, self.vocab_size)
                 if checked.origin is None or not isinstance(self.drafter, Level):
                     checked.origin = self.index  # only a level knows of others below it
@@ -195,12 +195,16 @@ class Governor:
         return proposals
 
     def _drop(self, ask: Ask, error: Exception) -> Proposal:
-        self._complain(self.rows[ask.context.row_id], error)
+        self._complain(self.rows[ask.context.row_id], error, True)
         return Proposal(Draft(()), self, self.rows[ask.context.row_id].k or ask.want)
 
-    def _complain(self, row: GovernedRow, error: Exception) -> None:
-        """Counts what a drafter did wrong; the first time in a request it is also logged."""
+    def _complain(self, row: GovernedRow, error: Exception, nothing: bool = False) -> None:
+        """Counts what a drafter did wrong; the first time in a request it is also logged.
+
+        A proposal that came to nothing is a test that failed: else no gate would ever close on a level that only fails.
+        """
         row.dropped += 1
+        self._learn(row, int(nothing), 0)
         if row.dropped == 1:
             log.warning(
                 "level %s failed, and only its proposal is lost: %s: %s", self.name, type(error).__name__, error
@@ -319,7 +323,7 @@ class Governor:
             try:
                 tested, accepted = self.drafter.probe(ask)
             except Exception as error:
-                self._complain(row, error)
+                self._complain(row, error, True)
             else:
                 self._learn(row, tested, accepted)
                 row.controller.observe(Outcome(0, 0, tested, accepted))

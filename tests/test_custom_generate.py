@@ -144,6 +144,7 @@ def test_a_mask_is_not_needed_where_nothing_is_padded(gpt2) -> None:
 
 
 def test_padding_on_the_right_is_left_out(llama) -> None:
+    """Blaizzy/mlx-vlm#1155: padding is never attended to, on whichever side it is."""
     model, engine = llama
     out = model.generate(**batch(right=True), **defaults({}), custom_generate=engine.as_custom_generate())
     assert out[:, :7].tolist() == batch(right=True)["input_ids"].tolist()

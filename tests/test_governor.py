@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cascade import BypassConfig, CascadeConfig, Draft, Drafter, Engine, LevelConfig, SamplingParams
@@ -73,6 +74,34 @@ def test_a_wrong_drafter_is_bypassed_and_costs_next_to_nothing() -> None:
     assert level.drafted <= 0.2 * len(truth)
     assert seconds <= 1.03 * plain
     assert any(what == "bypass" and "alpha 0.00" in reason for _, what, reason in level.decisions)
+
+
+class Broken(ToyModel):
+    """A model whose logits are no numbers."""
+
+    def logits(self, prefix):
+        return np.full(self.vocab_size, np.nan)
+
+
+class Raising(Drafter):
+    def propose(self, asks):
+        raise ValueError("never")
+
+
+@pytest.mark.parametrize("kind", ["broken model", "raising drafter"])
+def test_what_only_fails_is_bypassed(kind: str) -> None:
+    truth = Bench().engine.generate(PROMPT, LONG).tokens
+    broken = Broken(cost=lambda n: cost("draft", n))
+    level = LevelConfig(model=broken, name="draft") if kind == "broken model" else LevelConfig(drafter=Raising())
+    bench = Bench(level)
+    broken._clock = bench.clock
+    plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
+    seconds, result = bench.seconds(LONG)
+    stats = result.stats.levels[0]
+    assert result.tokens == truth
+    assert stats.dropped >= 4
+    assert stats.bypassed_rounds >= 0.9 * len(truth)
+    assert seconds <= 1.03 * plain
 
 
 def test_a_good_draft_model_is_never_bypassed_and_pays() -> None:
