@@ -17,6 +17,8 @@ from typing import Protocol
 
 WINDOW = 15  # observations per bucket: a median over them ignores seven stalls
 RECENT = 9  # forwards whose median is the pace: it ignores four stalls
+PACED = 64  # sizes up to here say something of the pace: longer forwards are prompts
+SURE = 3  # times of a size from which on its median is to be trusted
 EXACT = 16  # sizes up to here have a bucket each, larger ones share one per power of two
 GUESSED_SLOPE = 1 / 32  # of the only known time, per token: 700 tokens took 13 to 30 one-token forwards on CPUs
 
@@ -66,7 +68,7 @@ class CostModel:
             self._paces.setdefault(level, _Pace())
         pace = self._paces[level]
         usual = table.usual(tokens)
-        if usual:
+        if usual and seconds:
             pace.observe(table, tokens, seconds, seconds / usual)
         elif table.add(tokens, seconds / pace.now):
             self._answering.clear()
@@ -186,9 +188,15 @@ class _Table:
         self.stale = False
 
     def usual(self, tokens: int) -> float | None:
-        """The median time of exactly this size; None for sizes that share a bucket, and unknown ones."""
-        i = bisect_left(self.keys, tokens)
-        return self.medians[i] if tokens <= EXACT and i < len(self.keys) and self.keys[i] == tokens else None
+        """The time of a size that has been measured often enough to compare another with it; None for others."""
+        i, known = self._place(tokens)
+        return self.at(tokens) if tokens <= PACED and known and len(self.windows[i]) >= SURE else None
+
+    def _place(self, tokens: int) -> tuple[int, bool]:
+        """Where the bucket of a size is or would be, and whether it is."""
+        key = tokens if tokens <= EXACT else EXACT + (tokens - 1).bit_length()
+        i = bisect_left(self.keys, key)
+        return i, i < len(self.keys) and self.keys[i] == key
 
     def add(self, tokens: int, seconds: float) -> bool:
         """Takes in one observation; True if it opened a bucket."""

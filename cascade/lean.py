@@ -27,7 +27,9 @@ TOKENS = 16
 
 
 class LeanLayer(nn.Module):
-    """A decoder layer in its place in the model; outside of the engine's forwards it is the layer itself.
+    """A decoder layer in its place in the model.
+
+    Outside of the engine's forwards it is the layer itself, and where positions do not turn whole heads.
 
     Args:
         layer: with joint projections, see `cascade.quantize`.
@@ -50,12 +52,18 @@ class LeanLayer(nn.Module):
         norms = layer.input_layernorm, layer.post_attention_layernorm
         self._norms = [(norm.weight.detach().numpy(), float(norm.variance_epsilon)) for norm in norms]
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # models read what kind of attention a layer has off the layer
+            return getattr(super().__getattr__("layer"), name)
+
     def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, position_embeddings: Any = None, **options: Any
     ) -> Tensor:
         """[1, S, hidden] -> [1, S, hidden], as the layer does."""
         job = current_job()
-        if job is None:
+        if job is None or position_embeddings is None or position_embeddings[0].shape[-1] != self._head_size:
             options.update(attention_mask=attention_mask, position_embeddings=position_embeddings)
             return self.layer(hidden_states, **options)
         query, key, value = self._rotated(self.project(self._normed(hidden_states, 0)), *position_embeddings)
@@ -90,8 +98,8 @@ def lean(module: nn.Module) -> int:
 class _Trial:
     """Stands for a forward: notes how a layer calls its attention, and mixes what it hands over, all of it."""
 
-    scale = 0.0
-    usual = True
+    def __init__(self) -> None:
+        self.scale, self.usual = 0.0, False
 
     def attention(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float, **options: Any
@@ -106,19 +114,20 @@ def _lean(layer: Any) -> LeanLayer | None:
     """What can stand in the place of `layer`; None unless it computes the same."""
     if not isinstance(getattr(getattr(layer, "self_attn", None), "q_proj", None), JointLinear):
         return None
-    trial, attention = _Trial(), layer.self_attn
+    theirs, attention = _Trial(), layer.self_attn
     try:
         size, head = attention.q_proj.in_features, attention.head_dim
         x = torch.linspace(-99, 99, TOKENS * size).view(1, TOKENS, size).sin()
         angles = torch.linspace(0, 99, TOKENS * head).view(1, TOKENS, head)
         given = {"attention_mask": None, "position_embeddings": (angles.cos(), angles.sin())}
-        with torch.inference_mode(), driving([attention.config], trial):
+        with torch.inference_mode(), driving([attention.config], theirs):
             expected = layer(x, **given)
-            found = LeanLayer(layer, trial.scale)
+        found = LeanLayer(layer, theirs.scale)
+        with torch.inference_mode(), driving([attention.config], _Trial()):
             error = ((found(x, **given) - expected).norm(dim=-1) / (expected - x).norm(dim=-1)).median()
     except Exception:  # whatever the code of a model wants that is not given to it here
         return None
-    return found if trial.usual and error <= TOLERANCE else None
+    return found if theirs.usual and error <= TOLERANCE else None
 
 
 @njit(cache=True, fastmath={"reassoc", "contract", "nsz"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cascade.costs import SURE
 from cascade.rows import CausalModel, Feed
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class Timing:
         """Times forwards of a few widths, so that the first decisions rest on measured costs."""
         for width in self._widths:
             # The quickest of three: the first also allocates, and a busy machine must not look slow for good.
-            self._costs.observe(self._name, width, 1, min(self._forward(width) for _ in range(3)))
+            quickest = min(self._forward(width) for _ in range(SURE))
+            for _ in range(SURE):
+                self._costs.observe(self._name, width, 1, quickest)
 
     def again(self) -> None:
         """Times a forward of every width, unless that were more than `SHARE` of the time since it was last done."""

@@ -1,4 +1,4 @@
-"""Moving medians of forward times: interpolation, monotony, forgetting, and what is not known."""
+"""Usual times of forwards and the pace now: interpolation, monotony, forgetting, and what is not known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cascade.costs import WINDOW, CostModel, Costs, FixedCosts
+from cascade.costs import SURE, WINDOW, CostModel, Costs, FixedCosts
 
 
 def fed(*pairs: tuple[int, float], rows: int = 1) -> CostModel:
@@ -130,7 +130,8 @@ def test_costs_little_itself() -> None:
 
 def test_times_of_a_busy_machine_do_not_keep_an_unused_level_out_for_good() -> None:
     costs = CostModel()
-    costs.observe("draft", 1, 1, 0.03)
+    for _ in range(SURE):
+        costs.observe("draft", 1, 1, 0.03)
     for _ in range(40):
         costs.observe("draft", 1, 1, 0.5)  # whatever else ran meanwhile
         costs.observe_draft("draft", 1, 0.6)
@@ -168,16 +169,17 @@ def test_one_lucky_time_is_not_what_a_level_relaxes_to() -> None:
 
 
 @pytest.mark.parametrize("pace", [0.6, 1.0, 1.7])
-def test_a_machine_that_changes_its_pace_changes_it_for_all_sizes(pace: float) -> None:
-    usual = {n: 1.0 + 0.02 * n for n in (1, 2, 4, 8, 16, 64)}
-    costs = fed(*usual.items())
+@pytest.mark.parametrize("size", [1, 40], ids=["narrow", "wide"])
+def test_a_machine_that_changes_its_pace_changes_it_for_all_sizes(pace: float, size: int) -> None:
+    usual = {n: 1.0 + 0.02 * n for n in (1, 2, 4, 8, 16, 40, 64)}
+    costs = fed(*[pair for pair in usual.items() for _ in range(SURE)])
     for _ in range(40):
-        costs.observe("m", 1, 1, usual[1] * pace)
+        costs.observe("m", size, 1, usual[size] * pace)
     for tokens, seconds in usual.items():
-        assert costs.seconds("m", tokens) == pytest.approx(seconds * pace)
+        assert costs.seconds("m", tokens) == pytest.approx(seconds * pace, rel=0.03)
     for _ in range(5):  # and back, at once
-        costs.observe("m", 1, 1, usual[1])
-    assert costs.seconds("m", 8) == pytest.approx(usual[8])
+        costs.observe("m", size, 1, usual[size])
+    assert costs.seconds("m", 8) == pytest.approx(usual[8], rel=0.03)
 
 
 def test_a_size_that_was_measured_in_a_stall_is_put_right() -> None:
@@ -186,3 +188,12 @@ def test_a_size_that_was_measured_in_a_stall_is_put_right() -> None:
         for tokens, seconds in ((1, 1.0), (4, 1.1), (8, 1.2)):
             costs.observe("m", tokens, 1, seconds)
     assert [costs.seconds("m", n) for n in (1, 4, 8)] == pytest.approx([1.0, 1.1, 1.2])
+    costs.observe("m", 6, 1, 6.0)
+    for _ in range(30):  # no other size is there to tell
+        costs.observe("m", 6, 1, 1.15)
+    assert [costs.seconds("m", n) for n in (1, 4, 6, 8)] == pytest.approx([1.0, 1.1, 1.15, 1.2])
+
+
+def test_a_clock_that_stands_still_is_no_division_by_zero() -> None:
+    costs = fed((1, 1.0), (1, 1.0), (1, 1.0), *[(1, 0.0)] * 40, (1, 1.0))
+    assert costs.seconds("m", 1) is not None

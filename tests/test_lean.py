@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cascade import lean as lean_file
+from cascade.driving import current_job, driving
 from cascade.lean import LeanLayer, lean
 from cascade.model import load
 from cascade.rows import Feed
@@ -74,7 +75,22 @@ def test_other_layers_stay_as_they_are(draft, family: str) -> None:
     assert not any(isinstance(part, LeanLayer) for part in model.module.modules())
 
 
-@pytest.mark.parametrize("changed", ["norm", "scale", "order"])
+def capped(forward):
+    """An attention that asks for soft-capped scores."""
+
+    def call(*args, **options):
+        job = current_job()
+        attention = job.attention
+        job.attention = lambda *given, **more: attention(*given, softcap=30.0, **more)
+        try:
+            return forward(*args, **options)
+        finally:
+            del job.attention
+
+    return call
+
+
+@pytest.mark.parametrize("changed", ["norm", "scale", "order", "soft cap"])
 def test_a_layer_that_looks_usual_and_is_not_stays_as_it_is(draft, monkeypatch, changed: str) -> None:
     model = draft("llama", usual=False)
     block = layers(model)[0]
@@ -83,6 +99,8 @@ def test_a_layer_that_looks_usual_and_is_not_stays_as_it_is(draft, monkeypatch, 
         monkeypatch.setattr(norm, "forward", lambda x, own=norm.forward: own(x) * 1.1)
     elif changed == "scale":
         monkeypatch.setattr(block.mlp, "forward", lambda x, own=block.mlp.forward: 0.9 * own(x))
+    elif changed == "soft cap":  # of the scores, which are not computed where layers are compared
+        monkeypatch.setattr(block.self_attn, "forward", capped(block.self_attn.forward))
     else:
         rotate = block.self_attn.forward
         monkeypatch.setattr(
@@ -100,6 +118,23 @@ def test_outside_of_the_engines_forwards_a_layer_is_itself(draft, monkeypatch) -
     found, wanted = draft("qwen2"), draft("qwen2", usual=False)
     monkeypatch.setattr(lean_file, "_norm", None)  # would fail if it were called
     assert torch.equal(found.reference([TEXT]), wanted.reference([TEXT]))
+
+
+def test_positions_that_turn_part_of_a_head_are_left_to_the_layer(draft, monkeypatch) -> None:
+    layer = layers(draft("llama"))[0]
+    monkeypatch.setattr(layer.layer, "forward", lambda x, **options: x + 1)
+    x, half = torch.zeros(1, 3, 64), torch.ones(1, 3, 8)
+    with torch.inference_mode(), driving([], object()):
+        for angles in ((half, half), None):
+            assert torch.equal(layer(x, position_embeddings=angles), x + 1)
+
+
+def test_a_layer_still_has_what_models_read_off_it(draft) -> None:
+    layer = layers(draft("qwen2"))[0]
+    layer.layer.attention_type = "full_attention"
+    assert layer.attention_type == "full_attention"
+    with pytest.raises(AttributeError):
+        layer.nothing_like_it  # noqa: B018
 
 
 def test_what_is_no_number_stays_none(draft) -> None:
