@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cascade.callables import check_callables, for_request
 from cascade.errors import ConfigError, did_you_mean
 
 DTYPES = ("bfloat16", "float32", "float16", "float64", "int8", "int4")
@@ -89,7 +90,8 @@ class SamplingParams:
         logprobs: report the chosen token and this many of the likeliest, per token.
         logits_processors: objects called as f(input_ids [1, L], scores [1, V]) -> scores, once per
             emitted token on its true prefix, in order, before the filters above: transformers' own, or any
-            others. One with a method `for_request()` is asked for a copy per request, which may keep state.
+            others. One with a method `for_request()` is asked for a copy per request, which may keep state;
+            transformers' own are copied.
             One with a true attribute `for_drafts` promises to be cheap and to keep none: draft models apply it
             as well. Of transformers' own these are known.
         stopping_criteria: objects called as f(input_ids [1, L], None) -> bool, or a tensor of one, once per
@@ -148,9 +150,8 @@ class SamplingParams:
             _require(_is_name(text), f"a stop string must be a non-empty string, not {text!r}")
         for token in self.stop_token_ids:
             _require(_at_least(0)(token), f"stop_token_ids must be ids >= 0, not {token!r}")
-        for name in ("logits_processors", "stopping_criteria"):
-            for one in getattr(self, name):
-                _require(callable(one), f"{name} must be callable, not {one!r}")
+        check_callables("logits_processors:", self.logits_processors)
+        check_callables("stopping_criteria:", self.stopping_criteria)
         for level in self.levels or ():
             _require(isinstance(level, str), f"levels must be names of levels, not {level!r}")
 
@@ -158,10 +159,8 @@ class SamplingParams:
         """The same with processors and criteria of one request's own."""
         if not self.logits_processors and not self.stopping_criteria:
             return self
-        processors, criteria = (
-            [one.for_request() if hasattr(one, "for_request") else one for one in given]
-            for given in (self.logits_processors, self.stopping_criteria)
-        )
+        given = self.logits_processors, self.stopping_criteria
+        processors, criteria = (tuple(map(for_request, some)) for some in given)
         return replace(self, logits_processors=processors, stopping_criteria=criteria)
 
     def ends(self, end_ids: Iterable[int]) -> frozenset[int]:

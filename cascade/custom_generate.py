@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from cascade.callables import check_callables
 from cascade.config import SamplingParams
 from cascade.errors import ConfigError, DecodeError, PromptError, did_you_mean
 from cascade.per_row import (
@@ -26,7 +27,6 @@ from cascade.per_row import (
     RowCriterion,
     RowProcessor,
     Tap,
-    check_callables,
     for_row,
     split_criteria,
     split_rows,
@@ -144,15 +144,16 @@ class CustomGenerate:
             _check_call(model.config, generation_config, input_ids, model_kwargs)
             rows = self._rows(model, input_ids, model_kwargs)
             params = self._params(rows, input_ids, logits_processor, stopping_criteria, generation_config)
-            self.results = self._decode(rows, params, input_ids)
+            results = self._decode(rows, params, input_ids)
         finally:
             if self._streamer is not None:
                 self._streamer.end()
-        for row, result in zip(rows, self.results, strict=True):
+        self.results = results
+        for row, result in zip(rows, results, strict=True):
             if result.error is not None:
                 where = f"row {row.index}: " if row.count > 1 else ""
                 raise DecodeError(where + result.error.removeprefix("DecodeError: ")) from row.failure
-        return self._output(model, input_ids, rows, generation_config)
+        return self._output(model, input_ids, rows, results, generation_config)
 
     # -- from a call to requests -----------------------------------------------------------------------
 
@@ -221,10 +222,12 @@ class CustomGenerate:
 
     # -- from results to what generate returns ---------------------------------------------------------
 
-    def _output(self, model: Any, input_ids: Tensor, rows: Sequence[BatchRow], config: Any) -> Any:
+    def _output(
+        self, model: Any, input_ids: Tensor, rows: Sequence[BatchRow], results: Sequence[Result], config: Any
+    ) -> Any:
         """int64 [B, L + new], or transformers' own output around it."""
         pad = _pad_id(config)
-        new = [torch.tensor(result.tokens, dtype=torch.long) for result in self.results]
+        new = [torch.tensor(result.tokens, dtype=torch.long) for result in results]
         padded = pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids.device)
         sequences = torch.cat([input_ids, padded], dim=1)
         if not config.return_dict_in_generate:

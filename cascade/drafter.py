@@ -26,7 +26,7 @@ class Drafter:
     def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
         """One `Draft` per ask, in order. An empty draft is normal; one longer than `ask.cap` is cut.
 
-        Raising costs this proposal, never the request.
+        Raising costs this proposal, never the request, and counts as a test that failed.
         """
         raise NotImplementedError
 

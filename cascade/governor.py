@@ -202,9 +202,10 @@ class Governor:
         """Counts what a drafter did wrong; the first time in a request it is also logged.
 
         A proposal that came to nothing is a test that failed: else no gate would ever close on a level that only fails.
+        It says nothing of other requests.
         """
         row.dropped += 1
-        self._learn(row, int(nothing), 0)
+        row.gate.observe_tests(int(nothing), 0)
         if row.dropped == 1:
             log.warning(
                 "level %s failed, and only its proposal is lost: %s: %s", self.name, type(error).__name__, error

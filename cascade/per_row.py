@@ -10,7 +10,6 @@ Dimension key: B rows of the batch, L tokens of a prefix with its padding, V sco
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -203,21 +202,6 @@ class Tap:
         del self._kept[input_ids.shape[1] - len(self._row.ids) :]
         self._kept.append(self._row.widened(scores).clone())
         return scores.float()
-
-
-def check_callables(kind: str, given: Iterable[Any]) -> None:
-    """Raises ConfigError unless all of them are objects to be called with (input_ids, scores)."""
-    for one in given:
-        if isinstance(one, type):
-            raise ConfigError(f"{kind} {one.__name__} is a class: give an object of it, {one.__name__}(...)")
-        if not callable(one):
-            raise ConfigError(f"{kind} {one!r:.60} cannot be called as f(input_ids, scores)")
-        try:
-            inspect.signature(one).bind(None, None)
-        except ValueError:  # some built-in callables have no signature
-            continue
-        except TypeError:
-            raise ConfigError(f"{kind} {name_of(one)} cannot be called as f(input_ids, scores)") from None
 
 
 def split_warpers(processors: Iterable[Any]) -> tuple[list[Any], dict[str, float]]:

@@ -30,7 +30,8 @@ class Request:
         limit: at most this many tokens in all.
         parent: sample 0 of the same prompt, whose prefill this one shares.
         kept: a session's caches by level: the request begins with them, and leaves its own there.
-        refused: why it cannot run at all: it ends with this error as soon as it would begin.
+        inherited: caches by level that it begins with, of a sample of the same prompt that has ended.
+        refused: why it cannot run, or not go on: it ends with this error.
         deliver: takes its chunks, in order; None where nobody follows it.
         buffer: int64, the prompt, then committed tokens, then room for tentative ones.
         length: committed tokens, prompt included.
@@ -45,7 +46,8 @@ class Request:
     decode: Callable[[Sequence[int]], str] | None = None
     parent: Request | None = None
     kept: dict[str, Row] | None = None
-    refused: Exception | None = None
+    inherited: dict[str, Row] = field(default_factory=dict)
+    refused: BaseException | None = None
     deliver: Callable[[Chunk], None] | None = None
     observers: tuple[Any, ...] = ()
     finish_reason: str | None = None
@@ -141,11 +143,16 @@ class Request:
 
         The walk asks about accepted tokens before they are committed; `commit` asks about the rest.
         """
+        over = False
         try:
             over = self._meets_criterion(token) if self.params.stopping_criteria else False
+        except Exception as error:
+            self._failure, over = error, True
+        try:
             over |= self.text is not None and self.text.push(token)
         except Exception as error:
             self._failure, over = error, True
+            self._give_up_text()
         self._judged.append((token, over))
         return over
 
@@ -159,10 +166,37 @@ class Request:
         """The text that became safe to show since the last call."""
         if self.text is None:
             return ""
-        end = len(self.text.finish()) if self.finish_reason else self.text.safe
+        end = len(self._whole_text()) if self.finish_reason else self.text.safe
         piece = self.text.text[self._shown : end]
         self._shown = max(end, self._shown)
         return piece
+
+    def _whole_text(self) -> str:
+        if self.text is None:
+            return ""
+        try:
+            return self.text.finish()
+        except Exception as error:
+            self._give_up_text()
+            self.fail(error)
+            return self.text.text
+
+    def _give_up_text(self) -> None:
+        """The tokenizer failed: what it has decoded so far is the text."""
+        if self.text is not None:
+            self.text.stopped = True
+
+    @property
+    def torn(self) -> bool:
+        """Whether a round that was broken off has left the request where no other can go on.
+
+        Tokens were judged and not committed, or processors with a state may have been asked about them.
+        """
+        return bool(self._judged or self.params.logits_processors)
+
+    def refuse(self, error: BaseException) -> None:
+        """Ends the request with this error when the next round begins, or as soon as it would begin itself."""
+        self.refused, self.cancelled = error.with_traceback(None), True  # its frames would keep tensors
 
     def fail(self, error: BaseException) -> None:
         """Notes what the request failed of, in one line."""
@@ -186,7 +220,7 @@ class Request:
         assert self.stats is not None
         return Result(
             tokens=self.tokens,
-            text="" if self.text is None else self.text.finish(),
+            text=self._whole_text(),
             finish_reason=self.finish_reason or "cancelled",
             stats=self.stats,
             origins=self.origins,

@@ -134,11 +134,11 @@ class Scheduler:
             first = self._served[0]
             try:
                 self.run_until(lambda request=first: request.over)  # type: ignore[misc]
-            except Exception as error:  # nobody else could tell who waits
+            except BaseException as error:  # nobody else could tell who waits
                 log.exception("a round failed")
                 served = list(self._served)
                 for request in served:
-                    request.refused = error
+                    request.refuse(error)
                 self.drop(served)
 
     # -- a round -------------------------------------------------------------------------------------
@@ -148,7 +148,13 @@ class Scheduler:
         self._sweep()
         self._admit()
         if self._active:
-            self._step(list(self._active))
+            try:
+                self._step(list(self._active))
+            except BaseException as error:
+                for request in self._active:
+                    if request.torn:
+                        request.refuse(error)
+                raise
             self._active = [request for request in self._active if not request.over]
 
     def _sweep(self) -> None:
@@ -170,7 +176,10 @@ class Scheduler:
                 continue
             self._waiting.remove(request)
             request.began = self._clock()
-            request.observers = self._plugins.observers(request)
+            try:
+                request.observers = self._plugins.observers(request)
+            except Exception as error:
+                request.refuse(error)
             if request.refused is not None or request.remaining <= 0:
                 self._end(request, "length")
                 continue
@@ -181,7 +190,7 @@ class Scheduler:
     def _give_caches(self, request: Request) -> None:
         """Caches that the request begins with: its session's, or copies of the ones of its prompt's first sample."""
         for level in self._chain.levels:
-            cache = request.kept.pop(level.name, None) if request.kept is not None else None
+            cache = (request.inherited if request.kept is None else request.kept).pop(level.name, None)
             if request.parent is not None and request.parent.id in level.rows:
                 cache = level.rows[request.parent.id].cache.fork()
             if cache is not None:
@@ -232,12 +241,23 @@ class Scheduler:
         request.ended = self._clock()
         request.stats = self._ledger.stats(request)
         self.live.pop(request.id, None)
+        self._bequeath(request)
         if request.kept is not None:
             for level in self._chain.levels:
                 if request.id in level.rows:
                     request.kept[level.name] = level.rows[request.id].cache
         self._target.end(request.id)
         self._tell(request, "on_end", request.stats)
+
+    def _bequeath(self, request: Request) -> None:
+        """Of the prompt's samples that still wait, the first gets copies of the caches, and the others wait for it."""
+        heir: Request | None = None
+        for other in [one for one in list(self._waiting) if one.parent is request and not one.cancelled]:
+            other.parent = heir
+            if heir is None:
+                heir = other
+                rows = [(level.name, level.rows.get(request.id)) for level in self._chain.levels]
+                heir.inherited = {name: row.cache.fork() for name, row in rows if row is not None}
 
     @staticmethod
     def _deliver(request: Request, chunk: Chunk) -> None:

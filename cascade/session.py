@@ -10,7 +10,7 @@ from cascade.errors import ConfigError
 from cascade.request import Request
 from cascade.result import Result
 from cascade.scheduler import Scheduler
-from cascade.stream import Stream
+from cascade.stream import Stream, only
 
 if TYPE_CHECKING:
     from cascade.rows import Row
@@ -44,15 +44,16 @@ class Session:
 
     def stream(self, prompt: Any, params: SamplingParams | None = None) -> Stream:
         """The next turn as a stream, see `Engine.stream`. Raises as `generate` does."""
-        turn = self._turn(prompt, params)
-        return Stream(turn, self._scheduler)
+        return Stream(self._turn(prompt, params, one=True), self._scheduler)
 
-    def _turn(self, prompt: Any, params: SamplingParams | None) -> list[Request]:
+    def _turn(self, prompt: Any, params: SamplingParams | None, one: bool = False) -> list[Request]:
         if self._closed:
             raise ConfigError("this session is closed: open another one with engine.session()")
         if self._latest is not None and not self._latest.over:
             raise ConfigError("the last turn of this session is still running: finish or close its stream first")
         samples = self._samples(prompt, params)
+        if one:
+            only(samples, "stream()")
         self._latest = samples[0]
         self._latest.kept = self._caches
         return samples

@@ -40,6 +40,7 @@ class Stream:
         request = self._request = only(requests, "stream()")
         self.request_id, self._scheduler = request.id, scheduler
         self._chunks: deque[Chunk] = deque()
+        self._ended = False
         request.deliver = self._chunks.append
         scheduler.submit([request])
 
@@ -47,18 +48,23 @@ class Stream:
         return self
 
     def __next__(self) -> Chunk:
+        if self._ended:
+            raise StopIteration
         try:
-            self._scheduler.run_until(lambda: self._chunks or self._request.over)
+            # Not until the request is over: another thread may have ended it and be about to hand over its last chunk.
+            self._scheduler.run_until(lambda: self._chunks or self._ended)
         except BaseException:
             self.close()
             raise
-        if not self._chunks:
+        if self._ended:  # closed by another thread
             raise StopIteration
-        return self._chunks.popleft()
+        chunk = self._chunks.popleft()
+        self._ended = chunk.finish_reason is not None
+        return chunk
 
     def close(self) -> None:
         """Ends the request where it is and frees what levels keep of it; harmless when it is over."""
-        self._request.deliver = None
+        self._request.deliver, self._ended = None, True
         self._chunks.clear()
         self._scheduler.drop([self._request])
 

@@ -34,7 +34,7 @@ class TextStream:
         known = self._decode(self._ids[self._before : self._read])
         whole = self._decode(self._ids[self._before :])
         grown = whole[len(known) :]
-        if grown.endswith(REPLACEMENT):  # half a character, perhaps: only a stop string before it counts
+        if grown.endswith(REPLACEMENT) or self._part_of_run(token, grown):  # only a stop string before it counts
             return self._stops_within(grown.rstrip(REPLACEMENT))
         if grown:
             self.text += grown
@@ -50,6 +50,10 @@ class TextStream:
             self._before = self._read = len(self._ids)
             self._cut(len(tail))
         return self.text
+
+    def _part_of_run(self, token: int, grown: str) -> bool:
+        """Whether what follows may still change this: some tokenizers decode runs of bytes, all or nothing."""
+        return not grown.isascii() and self._decode([token]).endswith(REPLACEMENT)
 
     @property
     def safe(self) -> int:

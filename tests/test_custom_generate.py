@@ -151,6 +151,30 @@ def test_padding_on_the_right_is_left_out(llama) -> None:
     assert out[1, 7:].tolist() == text_of(llama, PROMPTS[1])
 
 
+def test_threads_can_share_the_object(llama, monkeypatch) -> None:
+    model, engine = llama
+    custom, both_decoded = engine.as_custom_generate(), threading.Barrier(2, timeout=20)
+    decode, got = type(custom)._decode, {}
+
+    def meet(self, *args):
+        results = decode(self, *args)
+        both_decoded.wait()
+        return results
+
+    monkeypatch.setattr(type(custom), "_decode", meet)
+
+    def work(i: int) -> None:
+        got[i] = model.generate(**one(PROMPTS[i]), **defaults({}), custom_generate=custom)[0].tolist()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    assert got == {i: PROMPTS[i] + text_of(llama, PROMPTS[i]) for i in range(2)}
+
+
 def test_samples_of_a_prompt_are_rows(llama) -> None:
     model, engine = llama
     torch.manual_seed(0)

@@ -138,6 +138,24 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
     assert max(f for f in fed if f != 20) == 1
 
 
+@pytest.mark.parametrize(
+    ("n", "new", "max_batch"), [(4, 1, 8), (3, 5, 1), (5, 4, 2)], ids=["one token each", "one at a time", "two"]
+)
+def test_samples_share_a_prefill_whose_sample_has_ended(n: int, new: int, max_batch: int) -> None:
+    prompt, params = list(range(20)), dataclasses.replace(SAMPLED, max_new_tokens=new)
+    target, draft = ToyModel(), LevelConfig(model=ToyModel(), name="draft")
+    engine = build([draft, LevelConfig(model=target, name="target")], max_batch=max_batch)
+    fed: list[int] = []
+    forward = target.forward
+    target.forward = lambda feeds: (fed.extend(len(feed.tokens) for feed in feeds), forward(feeds))[1]
+    results = engine.generate(prompt, dataclasses.replace(params, n=n))
+    assert sum(count >= 20 for count in fed) == 1
+    assert not engine.target.rows
+    alone = build([LevelConfig(model=ToyModel(), name="target")])
+    want = [one.tokens for one in alone.generate(prompt, dataclasses.replace(params, n=n))]
+    assert [one.tokens for one in results] == want
+
+
 @pytest.mark.parametrize("cut", [0, 1, 2, 6, 7, 30])
 @pytest.mark.parametrize("k", [1, 4, 16])
 def test_an_end_token_inside_a_block_ends_the_text(cut: int, k: int) -> None:

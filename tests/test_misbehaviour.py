@@ -177,6 +177,84 @@ def test_observers_that_raise_are_dropped() -> None:
     assert not made.target.rows
 
 
+def test_an_observer_that_cannot_be_made_fails_its_request_alone() -> None:
+    class Plugin:
+        def cascade_make_observer(self, request):
+            if request.prompt[0] == 9:
+                raise ValueError("not\nthis one")
+
+    made = engine(ToyModel(), plugins=[Plugin()])
+    bad, good = made.generate([[9, 9], PROMPT], PARAMS)
+    assert good.tokens == truth()
+    assert bad.finish_reason == "error"
+    assert "not this one" in bad.error
+    assert not made.scheduler.live
+    assert not made.target.rows
+
+
+def test_a_tokenizer_that_fails_costs_its_request_alone() -> None:
+    class Fails(Words):
+        def decode(self, ids, skip_special_tokens=True):
+            if bad in ids:
+                raise ValueError("no such piece")
+            return super().decode(ids)
+
+    free = truth()
+    bad = next(token for i, token in enumerate(free) if i > 4 and free.index(token) == i)
+    made = engine(Fails())
+    other = next(p for i in range(30) if bad not in made.generate(p := [i, 5], SamplingParams(max_new_tokens=9)).tokens)
+    for stop in ([], ["zzzz"]):
+        params = dataclasses.replace(PARAMS, stop=stop)
+        first, second = made.generate([PROMPT, other], [params, SamplingParams(max_new_tokens=9)])
+        assert (first.finish_reason, first.tokens) == ("error", free[: free.index(bad) + 1])
+        assert "no such piece" in first.error
+        assert first.text == Words().decode(free[: free.index(bad)])
+        assert second.finish_reason == "length"
+        assert not made.scheduler.live
+
+
+@pytest.mark.parametrize("stop", [(), ("zzzz",)])
+def test_a_round_that_is_broken_off_leaves_no_request_where_it_cannot_go_on(stop) -> None:
+    free = truth()
+    drafter = LevelConfig(drafter=ScriptedDrafter([PROMPT + free], "oracle"), k=4, controller="fixed")
+    made = engine(drafter, Words())
+
+    def leave(ids, scores):
+        if ids.shape[1] > 4:
+            raise SystemExit
+        return scores
+
+    stream = made.stream(PROMPT, dataclasses.replace(PARAMS, stop=stop))
+    with pytest.raises(SystemExit):
+        made.generate([7, 7], dataclasses.replace(PARAMS, logits_processors=[leave]))
+    tokens = [token for chunk in stream for token in chunk.tokens]
+    result = stream.result
+    assert result.tokens == tokens == free[: len(tokens)]
+    assert result.finish_reason == ("length" if not stop else "error")
+    assert "SystemExit" in (result.error or "SystemExit")
+    assert not made.scheduler.live
+
+
+def test_processors_of_transformers_that_keep_a_state_keep_it_per_request() -> None:
+    from transformers import SynthIDTextWatermarkLogitsProcessor
+
+    mark = SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3,
+        keys=[1, 2, 3],
+        sampling_table_size=64,
+        sampling_table_seed=0,
+        context_history_size=16,
+        device="cpu",
+    )
+    params = SamplingParams(max_new_tokens=20, temperature=1.0, seed=7, logits_processors=[mark])
+    made = engine(ToyModel())
+    alone = made.generate(PROMPT, params).tokens
+    assert made.generate(PROMPT, params).tokens == alone
+    assert [result.tokens for result in made.generate([PROMPT, PROMPT], params)] == [alone, alone]
+    assert alone != made.generate(PROMPT, dataclasses.replace(params, logits_processors=[])).tokens
+    assert mark.state is None
+
+
 def test_a_failed_build_changes_nothing(tmp_path) -> None:
     drafter, module = ScriptedDrafter(), tiny("llama").train()
     with pytest.raises(LoadError):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import threading
+import time
 
 import pytest
 
@@ -202,6 +203,43 @@ def test_in_a_list_a_prompt_that_cannot_be_decoded_fails_alone() -> None:
     assert idle(made)
     with pytest.raises(PromptError, match="99"):
         made.generate([1, 99], PARAMS)
+
+
+def test_a_stream_has_its_last_chunk_whoever_ends_it() -> None:
+    class Slow:
+        def cascade_make_observer(self, request):
+            return self
+
+        def on_round(self, record):
+            pass
+
+        def on_end(self, stats):
+            time.sleep(0.05)  # the request is over, and its last chunk not handed over yet
+
+    with engine(plugins=[Slow()]) as made:
+        stream = made.stream(PROMPTS[0], dataclasses.replace(PARAMS, max_new_tokens=3))
+        other = threading.Thread(target=made.generate, args=(PROMPTS[1], PARAMS))
+        other.start()
+        chunks = list(stream)
+        other.join()
+    assert [token for chunk in chunks for token in chunk.tokens] == WANT[0][:3]
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_an_async_stream_whose_round_is_broken_off_ends_and_others_can_follow() -> None:
+    def leave(ids, scores):
+        raise SystemExit
+
+    async def main(made: Engine) -> tuple:
+        stream = made.astream(PROMPTS[0], dataclasses.replace(PARAMS, logits_processors=[leave]))
+        chunks = [chunk async for chunk in stream]
+        return chunks, stream.result, [chunk async for chunk in made.astream(PROMPTS[1], PARAMS)]
+
+    with engine() as made:
+        chunks, result, after = asyncio.run(asyncio.wait_for(main(made), 20))
+        assert chunks[-1].finish_reason == result.finish_reason == "error"
+        assert [token for chunk in after for token in chunk.tokens] == WANT[1]
+        assert idle(made)
 
 
 def test_400_short_requests_leave_nothing_behind() -> None:

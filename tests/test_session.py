@@ -93,6 +93,8 @@ def test_what_a_session_refuses() -> None:
         chat.generate([[1], [2]], PARAMS)
     with pytest.raises(PromptError, match="empty"):
         chat.generate([], PARAMS)
+    with pytest.raises(ConfigError, match="one sample"):
+        chat.stream([1, 2], dataclasses.replace(PARAMS, n=2))
     stream = chat.stream([1, 2], PARAMS)
     next(stream)
     with pytest.raises(ConfigError, match="still running"):

@@ -36,6 +36,34 @@ def test_a_text_that_ends_inside_a_character_is_decoded_as_it_is() -> None:
     assert stream.finish() == decode_bytes("né".encode()[:-1])
 
 
+def decode_runs(ids: Sequence[int]) -> str:
+    """A tokenizer with byte fallback, as Llama 2's: ids from 256 on are characters, below bytes, decoded by runs."""
+    out, run = "", b""
+    for i in [*ids, None]:
+        if i is not None and i < 256:
+            run += bytes([i])
+            continue
+        try:
+            out += run.decode()
+        except UnicodeDecodeError:
+            out += REPLACEMENT * len(run)
+        run = b""
+        out += "" if i is None else chr(i - 256)
+    return out
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_bytes_that_a_tokenizer_decodes_by_runs(cut: int) -> None:
+    ids = [*"\U0001f600\U0001f600".encode(), 256 + ord("a"), *"é".encode(), 256 + ord("b")][:cut]
+    stream, shown = TextStream(decode_runs), ""
+    for token in ids:
+        stream.push(token)
+        assert stream.text.startswith(shown)
+        shown = stream.text
+    assert stream.finish() == decode_runs(ids)
+    assert stream.text.startswith(shown)
+
+
 @pytest.mark.parametrize(
     ("text", "stops", "want"),
     [

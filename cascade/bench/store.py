@@ -127,10 +127,9 @@ class Store:
 
     def _adopt(self, path: Path, head: Mapping[str, Any]) -> None:
         """Goes on with the setup of a file. Raises ConfigError where it is of something else."""
-        setup, environment = head["setup"], head["environment"]
-        check_same(path, {**setup, **head}, FORMAT, self._configuration, self.environment)
-        self.setup, self.environment = setup, environment
-        self.skipped.update(setup["skipped"])
+        check_same(path, {**head.get("setup", {}), **head}, FORMAT, self._configuration, self.environment)
+        self.setup, self.environment = head["setup"], head["environment"]
+        self.skipped.update(head["setup"]["skipped"])
 
 
 def _checked(runs: Any) -> list[Run]:

@@ -69,7 +69,11 @@ class Found:
 
     def finish(self) -> None:
         """Writes the finished file, at once or not at all, where there is something new in it."""
-        if self._journal is not None and not self.finished:
+        if self._journal is None:
+            return
+        if self.finished:
+            self._journal.close(remove=True)  # an interruption between the two files' last steps leaves both
+        else:
             self._journal.finish({**self._head(), "audits": list(self.audits.values())})
             self.finished = True
 
