@@ -28,16 +28,19 @@ def check_callables(kind: str, given: Iterable[Any]) -> None:
 def for_request(one: Any) -> Any:
     """What a request uses of a processor or criterion.
 
-    Its own where it has a method `for_request()`; a copy of transformers' own, of which some keep state; else itself.
+    Its own where it has a method `for_request()`; a fresh copy of those of transformers that keep a state; else itself.
     """
     if hasattr(one, "for_request"):
         return one.for_request()
     if not type(one).__module__.startswith("transformers."):
         return one
     own = copy.copy(one)
-    for name, value in vars(own).items():
-        if isinstance(value, dict):  # where guidance keeps its cache
-            setattr(own, name, dict(value))
-    if hasattr(own, "state"):  # of a watermark, made on the first call
+    if isinstance(own, list):
+        own[:] = map(for_request, own)
+    elif hasattr(own, "unconditional_context"):  # where guidance keeps its cache
+        own.unconditional_context = dict(own.unconditional_context)
+    elif hasattr(own, "state"):  # of a watermark, made on the first call
         own.state = None
+    else:
+        return one
     return own

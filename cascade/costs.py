@@ -190,7 +190,11 @@ class _Table:
     def usual(self, tokens: int) -> float | None:
         """The time of a size that has been measured often enough to compare another with it; None for others."""
         i, known = self._place(tokens)
-        return self.at(tokens) if tokens <= PACED and known and len(self.windows[i]) >= SURE else None
+        if tokens > PACED or not known or len(self.windows[i]) < SURE:
+            return None
+        time = self.at(tokens)  # which fits the times
+        # Its own median, not one that a stall at a smaller size has lifted.
+        return time * self.medians[i] / self.times[i] if time and self.times[i] else None
 
     def _place(self, tokens: int) -> tuple[int, bool]:
         """Where the bucket of a size is or would be, and whether it is."""

@@ -12,7 +12,7 @@ from cascade.build import build_levels
 from cascade.chain import Chain
 from cascade.config import CascadeConfig, SamplingParams
 from cascade.costs import CostModel, Costs
-from cascade.errors import ConfigError, PromptError, did_you_mean, name_of
+from cascade.errors import ConfigError, PromptError, cause_of, did_you_mean, name_of
 from cascade.level import Level
 from cascade.noise import sample_seed
 from cascade.noise import warm_up as warm_up_noise
@@ -180,7 +180,7 @@ class Engine:
             try:
                 requests += self._requests(self._encode(prompt), one)
             except PromptError as error:
-                requests += self._requests([], one, refused=error)
+                requests += self._requests([], one, refused=cause_of(error))
         return requests
 
     def _samples(self, prompt: Prompt, params: SamplingParams | None) -> list[Request]:
@@ -215,7 +215,7 @@ class Engine:
     def _decode(self) -> Callable[[Sequence[int]], str] | None:
         return getattr(self.model, "decode", None) if getattr(self.model, "tokenizer", None) is not None else None
 
-    def _requests(self, ids: list[int], params: SamplingParams, refused: Exception | None = None) -> list[Request]:
+    def _requests(self, ids: list[int], params: SamplingParams, refused: str | None = None) -> list[Request]:
         """The n requests of one prompt; unseeded ones get fresh seeds."""
         limit = len(ids) + params.max_new_tokens
         if self.max_length is not None:

@@ -47,7 +47,7 @@ class Request:
     parent: Request | None = None
     kept: dict[str, Row] | None = None
     inherited: dict[str, Row] = field(default_factory=dict)
-    refused: BaseException | None = None
+    refused: str | None = None
     deliver: Callable[[Chunk], None] | None = None
     observers: tuple[Any, ...] = ()
     finish_reason: str | None = None
@@ -70,7 +70,8 @@ class Request:
         self.params = self.params.for_request()
         self.noise = Noise(self.seed)
         self.text = None if self.decode is None else TextStream(self.decode, self.params.stop)
-        self._shown = 0
+        self._handed = self._shown = 0  # tokens and characters that whoever follows has had
+        self._touched = False  # by a round that has not been handed over yet
         self._judged: deque[tuple[int, bool]] = deque()  # tokens about to be committed, and whether one is the last
         self._failure: Exception | None = None  # of a criterion or the tokenizer
 
@@ -103,15 +104,14 @@ class Request:
         return Ask(self.context, 1, self.remaining, self.params, self.noise, len(self.prompt), ends)
 
     def commit(self, tokens: Iterable[int], origins: Sequence[int], logprobs: Sequence[dict[int, float]]) -> Chunk:
-        """Appends tokens one by one until one of them ends the text; returns what was added.
+        """Appends tokens one by one until one of them ends the text; returns what is new.
 
         A stopping criterion that raises ends the request with its error, and the token that it was asked about.
         """
-        added: list[int] = []
+        self._touched, before = True, self.length
         for token in tokens:
             over = self._ends_with(token)
             self._append(token)
-            added.append(token)
             if over:
                 self.finish_reason = "stop"
                 break
@@ -119,9 +119,21 @@ class Request:
             self.fail(self._failure)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
-        self.origins += origins[: len(added)]
-        self.logprobs += logprobs[: len(added)]
-        return Chunk(self._piece(), tuple(added), tuple(origins[: len(added)]), self.finish_reason, self.id)
+        self.origins += origins[: self.length - before]
+        self.logprobs += logprobs[: self.length - before]
+        return self._chunk()
+
+    def _chunk(self) -> Chunk:
+        """What has not been handed over yet."""
+        piece = self._piece()
+        tokens = self.buffer[len(self.prompt) + self._handed : self.length].tolist()
+        return Chunk(piece, tuple(tokens), tuple(self.origins[self._handed :]), self.finish_reason, self.id)
+
+    def handed_over(self, chunk: Chunk) -> None:
+        """Whoever follows the request, if anybody, has this."""
+        self._handed += len(chunk.tokens)
+        self._shown += len(chunk.text)
+        self._touched = False
 
     def _append(self, token: int) -> None:
         if self.length == len(self.buffer):
@@ -143,7 +155,7 @@ class Request:
 
         The walk asks about accepted tokens before they are committed; `commit` asks about the rest.
         """
-        over = False
+        self._touched, over = True, False
         try:
             over = self._meets_criterion(token) if self.params.stopping_criteria else False
         except Exception as error:
@@ -163,13 +175,11 @@ class Request:
         return any(bool(v.all()) if isinstance(v, torch.Tensor) else bool(v) for v in verdicts)
 
     def _piece(self) -> str:
-        """The text that became safe to show since the last call."""
+        """The text that is safe to show and has not been handed over."""
         if self.text is None:
             return ""
         end = len(self._whole_text()) if self.finish_reason else self.text.safe
-        piece = self.text.text[self._shown : end]
-        self._shown = max(end, self._shown)
-        return piece
+        return self.text.text[self._shown : end]
 
     def _whole_text(self) -> str:
         if self.text is None:
@@ -186,17 +196,20 @@ class Request:
         if self.text is not None:
             self.text.stopped = True
 
-    @property
-    def torn(self) -> bool:
-        """Whether a round that was broken off has left the request where no other can go on.
+    def broken_off(self, error: BaseException) -> None:
+        """A round of the request was broken off: it ends unless it is as it was before that round.
 
-        Tokens were judged and not committed, or processors with a state may have been asked about them.
+        Tokens may have been judged and not committed, committed and not handed over, or shown to processors that
+        keep a state.
         """
-        return bool(self._judged or self.params.logits_processors)
+        if self.finish_reason is not None:
+            self.cancelled = True
+        elif self._touched or self.params.logits_processors:
+            self.refuse(error)
 
     def refuse(self, error: BaseException) -> None:
         """Ends the request with this error when the next round begins, or as soon as it would begin itself."""
-        self.refused, self.cancelled = error.with_traceback(None), True  # its frames would keep tensors
+        self.refused, self.cancelled = cause_of(error), True
 
     def fail(self, error: BaseException) -> None:
         """Notes what the request failed of, in one line."""
@@ -204,9 +217,11 @@ class Request:
         self.error = cause_of(error)
 
     def close(self, reason: str) -> Chunk:
-        """Ends the request early, with a reason; returns the last chunk."""
-        self.finish_reason = reason
-        return Chunk(self._piece(), (), (), reason, self.id)
+        """Ends the request, for this reason unless it has one; returns the last chunk."""
+        if self.refused is not None and self.finish_reason is None:
+            self.finish_reason, self.error = "error", self.refused
+        self.finish_reason = self.finish_reason or reason
+        return self._chunk()
 
     def note_round(self, now: float, own_work: float) -> None:
         """A round is over at time `now`, of which `own_work` seconds were not model forwards."""

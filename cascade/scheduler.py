@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cascade.chain import Chain
@@ -139,7 +138,10 @@ class Scheduler:
                 served = list(self._served)
                 for request in served:
                     request.refuse(error)
-                self.drop(served)
+                try:
+                    self.drop(served)
+                except BaseException:  # what is not over yet is dropped in the next round
+                    log.exception("a request could not be ended")
 
     # -- a round -------------------------------------------------------------------------------------
 
@@ -152,10 +154,10 @@ class Scheduler:
                 self._step(list(self._active))
             except BaseException as error:
                 for request in self._active:
-                    if request.torn:
-                        request.refuse(error)
+                    request.broken_off(error)
                 raise
-            self._active = [request for request in self._active if not request.over]
+            finally:
+                self._active = [request for request in self._active if not request.over]
 
     def _sweep(self) -> None:
         """Ends the cancelled requests."""
@@ -177,15 +179,23 @@ class Scheduler:
             self._waiting.remove(request)
             request.began = self._clock()
             try:
-                request.observers = self._plugins.observers(request)
-            except Exception as error:
-                request.refuse(error)
-            if request.refused is not None or request.remaining <= 0:
-                self._end(request, "length")
-                continue
-            self._active.append(request)  # before anything is kept for it, so that whatever fails frees it
-            self._give_caches(request)
-            self._target.start(request.id, request.params)
+                self._start(request)
+            except BaseException as error:
+                self._active = [other for other in self._active if other is not request]
+                if not request.over:
+                    request.refuse(error)
+                    self._end(request, "error")
+                if not isinstance(error, Exception):
+                    raise
+
+    def _start(self, request: Request) -> None:
+        request.observers = self._plugins.observers(request)
+        if request.refused is not None or request.remaining <= 0:
+            self._end(request, "length")
+            return
+        self._give_caches(request)
+        self._target.start(request.id, request.params)
+        self._active.append(request)
 
     def _give_caches(self, request: Request) -> None:
         """Caches that the request begins with: its session's, or copies of the ones of its prompt's first sample."""
@@ -210,17 +220,18 @@ class Scheduler:
             request.note_round(now, own_work)
             if snapshot is not None:
                 self._tell(request, "on_round", self._ledger.round(request, chunk, snapshot, len(rows), now - began))
-            if request.finish_reason is not None:
-                self._finish(request)
-            self._deliver(request, chunk)
+            try:
+                if request.finish_reason is not None:
+                    self._finish(request)
+            finally:
+                self._deliver(request, chunk)
 
     def _commit(self, request: Request, row: Progress) -> Chunk:
         """Appends what the target decided and lets every level know, whether it proposed or not."""
         chunk = request.commit(row.tokens, row.origins, row.logprobs)
         if row.error is not None and request.finish_reason is None:
             request.fail(row.error)
-            end = request.close("error")
-            chunk = replace(chunk, text=chunk.text + end.text, finish_reason=end.finish_reason)
+            chunk = request.close("error")
         self._target.settle(request.context, request.length - len(request.prompt))
         for governor in self._chain.governors:
             for _, verdict in row.verdicts:
@@ -229,12 +240,11 @@ class Scheduler:
 
     def _end(self, request: Request, reason: str) -> None:
         """Ends a request outside of its rounds; one that is refused, with its error."""
-        if request.refused is not None:
-            request.fail(request.refused)
-            reason = "error"
         chunk = request.close(reason)
-        self._finish(request)
-        self._deliver(request, chunk)
+        try:
+            self._finish(request)
+        finally:
+            self._deliver(request, chunk)
 
     def _finish(self, request: Request) -> None:
         """Freezes a finished request's figures and frees what levels kept of it; a session takes its caches."""
@@ -250,17 +260,21 @@ class Scheduler:
         self._tell(request, "on_end", request.stats)
 
     def _bequeath(self, request: Request) -> None:
-        """Of the prompt's samples that still wait, the first gets copies of the caches, and the others wait for it."""
+        """Of the prompt's samples that still wait, the first gets the caches, and the others wait for it."""
         heir: Request | None = None
         for other in [one for one in list(self._waiting) if one.parent is request and not one.cancelled]:
             other.parent = heir
             if heir is None:
-                heir = other
-                rows = [(level.name, level.rows.get(request.id)) for level in self._chain.levels]
-                heir.inherited = {name: row.cache.fork() for name, row in rows if row is not None}
+                heir, heir.inherited = other, request.inherited
+                for level in self._chain.levels:
+                    if request.id in level.rows:
+                        cache = level.rows[request.id].cache
+                        heir.inherited[level.name] = cache if request.kept is None else cache.fork()
+        request.inherited = {}
 
     @staticmethod
     def _deliver(request: Request, chunk: Chunk) -> None:
+        request.handed_over(chunk)
         if request.deliver is not None:
             try:
                 request.deliver(chunk)

@@ -56,10 +56,12 @@ class Stream:
         except BaseException:
             self.close()
             raise
-        if self._ended:  # closed by another thread
-            raise StopIteration
-        chunk = self._chunks.popleft()
-        self._ended = chunk.finish_reason is not None
+        try:  # another thread may close the stream at any time
+            chunk = self._chunks.popleft()
+        except IndexError:
+            raise StopIteration from None
+        if chunk.finish_reason is not None:
+            self._ended = True
         return chunk
 
     def close(self) -> None:
@@ -120,7 +122,12 @@ class AsyncStream:
         except asyncio.CancelledError:
             self._request.cancelled = True
             raise
-        self._ended = chunk.finish_reason is not None
+        if self._ended:
+            self._chunks.put_nowait(chunk)  # there may be more who wait
+            raise StopAsyncIteration
+        if chunk.finish_reason is not None:
+            self._ended = True
+            self._chunks.put_nowait(chunk)  # to wake another task that waits, as in aclose()
         return chunk
 
     async def aclose(self) -> None:

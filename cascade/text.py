@@ -34,7 +34,7 @@ class TextStream:
         known = self._decode(self._ids[self._before : self._read])
         whole = self._decode(self._ids[self._before :])
         grown = whole[len(known) :]
-        if grown.endswith(REPLACEMENT) or self._part_of_run(token, grown):  # only a stop string before it counts
+        if grown.endswith(REPLACEMENT) or self._part_of_run(token, grown, whole):  # only a stop string before it counts
             return self._stops_within(grown.rstrip(REPLACEMENT))
         if grown:
             self.text += grown
@@ -51,9 +51,11 @@ class TextStream:
             self._cut(len(tail))
         return self.text
 
-    def _part_of_run(self, token: int, grown: str) -> bool:
+    def _part_of_run(self, token: int, grown: str, whole: str) -> bool:
         """Whether what follows may still change this: some tokenizers decode runs of bytes, all or nothing."""
-        return not grown.isascii() and self._decode([token]).endswith(REPLACEMENT)
+        if grown.isascii() or not self._decode([token]).endswith(REPLACEMENT):
+            return False
+        return not self._decode([*self._ids[self._before :], token]).startswith(whole)
 
     @property
     def safe(self) -> int:

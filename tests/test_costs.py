@@ -194,6 +194,11 @@ def test_a_size_that_was_measured_in_a_stall_is_put_right() -> None:
     assert [costs.seconds("m", n) for n in (1, 4, 6, 8)] == pytest.approx([1.0, 1.1, 1.15, 1.2])
 
 
+def test_a_stall_at_one_size_does_not_move_the_pace() -> None:
+    costs = fed(*[(1, 1.0)] * 15, *[(4, 5.0)] * 3, *[(8, 1.2)] * 150)
+    assert costs.seconds("m", 1) == pytest.approx(1.0)
+
+
 def test_a_clock_that_stands_still_is_no_division_by_zero() -> None:
     costs = fed((1, 1.0), (1, 1.0), (1, 1.0), *[(1, 0.0)] * 40, (1, 1.0))
     assert costs.seconds("m", 1) is not None

@@ -154,14 +154,13 @@ def test_padding_on_the_right_is_left_out(llama) -> None:
 def test_threads_can_share_the_object(llama, monkeypatch) -> None:
     model, engine = llama
     custom, both_decoded = engine.as_custom_generate(), threading.Barrier(2, timeout=20)
-    decode, got = type(custom)._decode, {}
+    output, got = type(custom)._output, {}
 
     def meet(self, *args):
-        results = decode(self, *args)
         both_decoded.wait()
-        return results
+        return output(self, *args)
 
-    monkeypatch.setattr(type(custom), "_decode", meet)
+    monkeypatch.setattr(type(custom), "_output", meet)
 
     def work(i: int) -> None:
         got[i] = model.generate(**one(PROMPTS[i]), **defaults({}), custom_generate=custom)[0].tolist()

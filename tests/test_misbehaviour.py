@@ -235,8 +235,60 @@ def test_a_round_that_is_broken_off_leaves_no_request_where_it_cannot_go_on(stop
     assert not made.scheduler.live
 
 
-def test_processors_of_transformers_that_keep_a_state_keep_it_per_request() -> None:
-    from transformers import SynthIDTextWatermarkLogitsProcessor
+def test_a_round_broken_off_between_two_commits_loses_nothing_of_the_first() -> None:
+    def leave(ids, scores):
+        if ids.shape[1] > 5:
+            raise SystemExit
+        return False
+
+    made = engine(Words())
+    whole = made.stream(PROMPT, dataclasses.replace(PARAMS, max_new_tokens=4))  # ends in the round that is broken off
+    torn = made.stream(PROMPT, PARAMS)
+    with pytest.raises(SystemExit):
+        made.generate([7, 7], dataclasses.replace(PARAMS, stopping_criteria=[leave]))
+    for stream, reason in ((whole, "length"), (torn, "error")):
+        chunks = list(stream)
+        assert [token for chunk in chunks for token in chunk.tokens] == truth()[:4] == stream.result.tokens
+        assert "".join(chunk.text for chunk in chunks) == stream.result.text == Words().decode(truth()[:4])
+        assert stream.result.finish_reason == reason
+    assert not made.scheduler.live
+    assert made.generate(PROMPT, PARAMS).tokens == truth()
+
+
+@pytest.mark.parametrize("where", ["cascade_make_observer", "on_round", "on_end"])
+def test_an_observer_that_leaves_breaks_nothing_for_others(where: str) -> None:
+    class Leaves:
+        on = True
+
+        def cascade_make_observer(self, request):
+            self.leave("cascade_make_observer")
+            return self
+
+        def on_round(self, record):
+            self.leave("on_round")
+
+        def on_end(self, stats):
+            self.leave("on_end")
+
+        def leave(self, at):
+            if at == where and self.on:
+                self.on = False
+                raise SystemExit
+
+    made = engine("ngram", ToyModel(), plugins=[Leaves()])
+    stream = made.stream(PROMPT, PARAMS)
+    with pytest.raises(SystemExit):
+        made.generate([5, 5], PARAMS)
+    tokens = [token for chunk in stream for token in chunk.tokens]
+    assert stream.result.tokens == tokens == truth()[: len(tokens)]
+    assert made.generate(PROMPT, PARAMS).tokens == truth()
+    assert not made.scheduler.live
+    assert not made.target.rows
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_processors_of_transformers_that_keep_a_state_keep_it_per_request(nested: bool) -> None:
+    from transformers import LogitsProcessorList, SynthIDTextWatermarkLogitsProcessor
 
     mark = SynthIDTextWatermarkLogitsProcessor(
         ngram_len=3,
@@ -247,6 +299,8 @@ def test_processors_of_transformers_that_keep_a_state_keep_it_per_request() -> N
         device="cpu",
     )
     params = SamplingParams(max_new_tokens=20, temperature=1.0, seed=7, logits_processors=[mark])
+    if nested:
+        params = dataclasses.replace(params, logits_processors=[LogitsProcessorList([mark])])
     made = engine(ToyModel())
     alone = made.generate(PROMPT, params).tokens
     assert made.generate(PROMPT, params).tokens == alone

@@ -9,9 +9,11 @@ import threading
 import time
 
 import pytest
+import torch
 
 from cascade import CascadeConfig, ConfigError, DecodeError, Engine, LevelConfig, PromptError, SamplingParams
 from cascade.testing import FixedCosts, ToyModel
+from tests.tiny import tiny
 
 PARAMS = SamplingParams(max_new_tokens=30, temperature=0.8, seed=5)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 5, 6, 7], [2, 2], [9, 1, 4, 4, 1]]
@@ -226,6 +228,23 @@ def test_a_stream_has_its_last_chunk_whoever_ends_it() -> None:
     assert chunks[-1].finish_reason == "length"
 
 
+def test_an_async_stream_can_be_closed_while_a_task_waits_for_it() -> None:
+    async def main(made: Engine) -> list:
+        stream = made.astream(PROMPTS[0], dataclasses.replace(PARAMS, max_new_tokens=3000))
+
+        async def read() -> list:
+            return [chunk async for chunk in stream]
+
+        readers = [asyncio.create_task(read()) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await stream.aclose()
+        return [chunk for chunks in await asyncio.gather(*readers) for chunk in chunks]
+
+    with engine() as made:
+        chunks = asyncio.run(asyncio.wait_for(main(made), 20))
+    assert [chunk.finish_reason for chunk in chunks].count("cancelled") <= 1
+
+
 def test_an_async_stream_whose_round_is_broken_off_ends_and_others_can_follow() -> None:
     def leave(ids, scores):
         raise SystemExit
@@ -240,6 +259,30 @@ def test_an_async_stream_whose_round_is_broken_off_ends_and_others_can_follow() 
         assert chunks[-1].finish_reason == result.finish_reason == "error"
         assert [token for chunk in after for token in chunk.tokens] == WANT[1]
         assert idle(made)
+
+
+def test_400_short_requests_on_a_real_architecture_leave_no_tensors() -> None:
+    def live() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    levels = [LevelConfig(drafter="ngram"), LevelConfig(model=tiny("llama", seed=1), name="draft", k=2)]
+    modes = [PARAMS, dataclasses.replace(PARAMS, speculate=False), dataclasses.replace(PARAMS, bypass_threshold=1.0)]
+    with Engine(CascadeConfig([*levels, LevelConfig(model=tiny("llama"))]), costs=FixedCosts(lambda *_: 1.0)) as made:
+        before = None
+        for i in range(400):
+            params = dataclasses.replace(modes[i % 3], max_new_tokens=4, seed=i)
+            if i % 4 == 3:
+                stream = made.stream(PROMPTS[i % 5], params)
+                next(stream)
+                made.cancel(stream.request_id) if i % 8 == 3 else stream.close()
+                list(stream)
+            else:
+                made.generate(PROMPTS[i % 5], params)
+            assert idle(made)
+            if i == 39:
+                before = live()
+        assert live() == before
 
 
 def test_400_short_requests_leave_nothing_behind() -> None:

@@ -52,6 +52,13 @@ def decode_runs(ids: Sequence[int]) -> str:
     return out
 
 
+def test_characters_of_several_tokens_are_shown_at_once_where_nothing_can_change_them() -> None:
+    stream = TextStream(decode_bytes)
+    for i, byte in enumerate("中文字".encode()):
+        stream.push(byte)
+        assert len(stream.text) == (i + 1) // 3
+
+
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_bytes_that_a_tokenizer_decodes_by_runs(cut: int) -> None:
     ids = [*"\U0001f600\U0001f600".encode(), 256 + ord("a"), *"é".encode(), 256 + ord("b")][:cut]

@@ -104,7 +104,7 @@ class Store:
     def close(self) -> None:
         """Lets go of the file; an empty one is removed."""
         if self._journal is not None:
-            self._journal.close()
+            self._journal.close(remove=self.finished)  # an interruption between the two files' last steps leaves both
 
     def __enter__(self) -> Store:
         return self

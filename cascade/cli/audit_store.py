@@ -69,11 +69,7 @@ class Found:
 
     def finish(self) -> None:
         """Writes the finished file, at once or not at all, where there is something new in it."""
-        if self._journal is None:
-            return
-        if self.finished:
-            self._journal.close(remove=True)  # an interruption between the two files' last steps leaves both
-        else:
+        if self._journal is not None and not self.finished:
             self._journal.finish({**self._head(), "audits": list(self.audits.values())})
             self.finished = True
 
@@ -82,7 +78,7 @@ class Found:
 
     def __exit__(self, *exc: object) -> None:
         if self._journal is not None:
-            self._journal.close()
+            self._journal.close(remove=self.finished)  # an interruption between the two files' last steps leaves both
 
     # -- the file ------------------------------------------------------------------------------------
 
