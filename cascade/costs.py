@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from cascade.control.base import Estimates
+
 WINDOW = 15  # observations per bucket: a median over them ignores seven stalls
 RECENT = 9  # forwards whose median is the pace: it ignores four stalls
 PACED = 64  # sizes up to here say something of the pace: longer forwards are prompts
@@ -32,11 +34,11 @@ class Costs(Protocol):
     def seconds(self, level: str, tokens: int, rows: int = 1) -> float | None:
         """Expected time of such a forward, None where nothing is known."""
 
-    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
-        """A proposal of `tokens` tokens by the drafter at `level` took `seconds`, forwards not included."""
+    def observe_draft(self, level: str, tokens: int, seconds: float, rows: int = 1) -> None:
+        """The drafter at `level` took `seconds` to propose `tokens` tokens to each of `rows` rows."""
 
-    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
-        """Expected time of such a proposal, None where nothing is known."""
+    def draft_seconds(self, level: str, tokens: int = 1, rows: int = 1) -> float | None:
+        """Expected time of such proposals, None where nothing is known."""
 
     def relax(self, level: str) -> None:
         """A request went by in which this level was left out: what once made it slow may be over."""
@@ -86,13 +88,13 @@ class CostModel:
         time = None if table is None else table.at(tokens)
         return None if time is None else time * self._paces[level].now
 
-    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
-        """A proposal of `tokens` tokens by the drafter at `level` took `seconds`, forwards not included."""
-        self.observe(f"draft of {level}", tokens, 1, seconds)
+    def observe_draft(self, level: str, tokens: int, seconds: float, rows: int = 1) -> None:
+        """The drafter at `level` took `seconds` to propose `tokens` tokens to each of `rows` rows."""
+        self.observe(f"draft of {level}", tokens, rows, seconds)
 
-    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
-        """Expected time of such a proposal, None where nothing is known."""
-        return self.seconds(f"draft of {level}", tokens)
+    def draft_seconds(self, level: str, tokens: int = 1, rows: int = 1) -> float | None:
+        """Expected time of such proposals, None where nothing is known."""
+        return self.seconds(f"draft of {level}", tokens, rows)
 
     def relax(self, level: str) -> None:
         """Lets the level's pace go towards the fastest there was.
@@ -131,15 +133,41 @@ class FixedCosts:
         """What the table says, whatever the number of rows."""
         return self._table(level, tokens)
 
-    def observe_draft(self, level: str, tokens: int, seconds: float) -> None:
+    def observe_draft(self, level: str, tokens: int, seconds: float, rows: int = 1) -> None:
         """Changes nothing."""
 
-    def draft_seconds(self, level: str, tokens: int = 1) -> float | None:
-        """What the draft table says; 0 without one."""
-        return 0.0 if self._draft is None else self._draft(level, tokens)
+    def draft_seconds(self, level: str, tokens: int = 1, rows: int = 1) -> float | None:
+        """What the draft table says for the tokens of all rows; 0 without one."""
+        return 0.0 if self._draft is None else self._draft(level, tokens * rows)
 
     def relax(self, level: str) -> None:
         """Changes nothing."""
+
+
+def estimate(costs: Costs, drafter: str, verifier: str, alpha: float, batch: int, rows: int) -> Estimates:
+    """What drafting costs one row of a batch, in units of the verifier's plain forward for all of it.
+
+    A drafter's time keeps the whole batch waiting, and rows that draft share it: alone among many, hardly any pays.
+    So what drafting and wider forwards take is divided by the `rows` that draft, and counts `batch` times.
+
+    Args:
+        costs: measured, or told.
+        drafter, verifier: names of the two levels.
+        alpha: the drafter's, engine-wide.
+        batch: rows that are decoded.
+        rows: how many of them draft at this level, from 1 to `batch`.
+    """
+    unit, share = costs.seconds(verifier, batch, batch), batch / rows
+
+    def verify(tokens: int) -> float:
+        seconds = costs.seconds(verifier, batch + rows * (tokens - 1), batch)
+        return 1.0 if seconds is None or not unit else 1.0 + share * (seconds / unit - 1.0)
+
+    step = costs.draft_seconds(drafter, rows=rows)
+    if step is None:  # nothing drafted yet: a model's own forward; for a table next to nothing
+        step = costs.seconds(drafter, rows, rows) or 0.0
+    cost, now = (share * step / unit, unit / batch) if unit else (0.0, None)
+    return Estimates(alpha, cost, verify, token_seconds=now)
 
 
 class _Pace:

@@ -16,6 +16,7 @@ from cascade.control.base import Controller, Estimates, Outcome
 from cascade.control.calibration import Calibration
 from cascade.control.gate import Gate, Investment
 from cascade.control.theory import best_k, least_confidence, speedup
+from cascade.costs import Costs, estimate
 from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, GovernedRow, Proposal
@@ -23,7 +24,7 @@ from cascade.level import Level
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams
-    from cascade.costs import Costs
+
 
 log = logging.getLogger("cascade")
 
@@ -141,13 +142,17 @@ class Governor:
         proposals = [NOTHING] * len(asks)
         own: list[tuple[int, Ask]] = []
         passed: list[tuple[int, Ask]] = []
-        estimates = self._estimates(verifier, len(asks))
+        drafting = sum(self._drafts(self.rows[ask.context.row_id]) for ask in asks)
+        among, joining = (  # those that draft, and one more
+            estimate(self.costs, self.name, verifier.name, self.alpha, len(asks), min(max(rows, 1), len(asks)))
+            for rows in (drafting, drafting + 1)
+        )
         for i, ask in enumerate(asks):
             # A prompt's own forward is bound by arithmetic: drafts would delay the first token, and soon
             # there are plenty of rounds.
             if ask.cap <= 0 or ask.context.committed == ask.prompt_length:
                 continue
-            k = self._decide(ask, verifier, estimates)
+            k = self._decide(ask, verifier, among if self._drafts(self.rows[ask.context.row_id]) else joining)
             if k:
                 # A level may hand up more than K: what its own model verified on the way is good to have.
                 cap = min(ask.cap, max(k, self.config.k_max))
@@ -191,7 +196,7 @@ class Governor:
             self.rows[ask.context.row_id].seconds += seconds / len(asks)
         drafted = sum(len(p.draft) for p in proposals)
         if drafted:
-            self.costs.observe_draft(self.name, 1, seconds / drafted)
+            self.costs.observe_draft(self.name, 1, seconds * len(asks) / drafted, len(asks))
         return proposals
 
     def _drop(self, ask: Ask, error: Exception) -> Proposal:
@@ -232,7 +237,8 @@ class Governor:
         speed = self._speedup(row, k, estimates)
         gain = speed / self._without(ask)
         if level is not None and row.controller.adapts and row.controller.k_min == 1:  # more are wanted at any rate
-            row.floor = least_confidence(estimates.price(1), speed)
+            wider = (estimates.verify(k + 1) - 1) / k  # what a token more makes the verifier's forward take
+            row.floor = least_confidence(estimates.price(1) + wider, speed)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
             worth, reason = self._invest(ask, level, gain, emitted, estimates.token_seconds)
@@ -280,19 +286,10 @@ class Governor:
         below = self.below.rows.get(ask.context.row_id)
         return 1.0 if below is None or below.barred else max(below.tau, 1.0)
 
-    def _estimates(self, verifier: Level, batch: int) -> Estimates:
-        """Slow, engine-wide: alpha, and costs in units of the verifier's one-token forward of this batch."""
-        unit = self.costs.seconds(verifier.name, batch, batch)
-
-        def verify(tokens: int) -> float:
-            seconds = self.costs.seconds(verifier.name, batch * tokens, batch)
-            return 1.0 if seconds is None or not unit else seconds / unit
-
-        draft = self.costs.draft_seconds(self.name)
-        if draft is None:  # nothing drafted yet: a model's own forward, alone; for a table next to nothing
-            draft = (self.costs.seconds(self.name, batch, batch) or 0.0) / batch
-        cost, now = (draft * batch / unit, unit / batch) if unit else (0.0, None)
-        return Estimates(self.alpha, cost, verify, token_seconds=now)
+    @staticmethod
+    def _drafts(row: GovernedRow) -> bool:
+        """Whether a row drafted at this level when it was last asked: those share what it takes."""
+        return row.asks > 0 and not row.bypassed
 
     # -- learning ------------------------------------------------------------------------------------
 

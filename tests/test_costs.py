@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cascade.costs import SURE, WINDOW, CostModel, Costs, FixedCosts
+from cascade.costs import SURE, WINDOW, CostModel, Costs, FixedCosts, estimate
 
 
 def fed(*pairs: tuple[int, float], rows: int = 1) -> CostModel:
@@ -113,6 +113,28 @@ def test_fixed_costs() -> None:
     assert costs.seconds("small", 3) == 3.0
     assert costs.draft_seconds("small", 3) == 0.0
     assert FixedCosts(lambda level, tokens: 1.0, lambda level, tokens: 0.1).draft_seconds("small", 3) == 0.1
+
+
+def test_in_a_batch_those_who_draft_pay_for_all() -> None:
+    costs = FixedCosts(lambda level, tokens: 1.0 + 0.02 * tokens, lambda level, tokens: 0.1 + 0.01 * tokens)
+    alone, one_of_eight, all_of_eight = (
+        estimate(costs, "draft", "target", 0.8, batch, rows) for batch, rows in ((1, 1), (8, 1), (8, 8))
+    )
+    assert alone.draft_cost == pytest.approx(0.11 / 1.02)
+    assert one_of_eight.draft_cost == pytest.approx(8 * 0.11 / 1.16)  # eight rows wait for it
+    assert all_of_eight.draft_cost == pytest.approx(0.18 / 1.16)
+    assert one_of_eight.verify(4) == pytest.approx(1 + 8 * 0.06 / 1.16)
+    assert all_of_eight.verify(4) == pytest.approx((1 + 0.02 * 32) / 1.16)
+    assert {e.verify(1) for e in (alone, one_of_eight, all_of_eight)} == {1.0}
+
+
+def test_drafts_for_several_rows_have_a_price_of_their_own() -> None:
+    costs = CostModel()
+    costs.observe_draft("draft", 1, 0.015)
+    assert costs.draft_seconds("draft", rows=8) == 0.015, "the nearest that is known"
+    costs.observe_draft("draft", 1, 0.03, rows=8)
+    assert costs.draft_seconds("draft", rows=8) == 0.03
+    assert costs.draft_seconds("draft") == 0.015
 
 
 def test_costs_little_itself() -> None:

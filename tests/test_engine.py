@@ -272,9 +272,10 @@ def test_a_stream_joins_to_the_result_and_can_be_closed() -> None:
     target = ToyModel()
     engine = build(cascade_levels(3, target, 4, "pid"))
     want = engine.generate(PROMPTS[0], SAMPLED)
-    chunks = list(engine.stream(PROMPTS[0], SAMPLED))
-    assert [t for c in chunks for t in c.tokens] == want.tokens
-    assert [o for c in chunks for o in c.origins] == want.origins
+    stream = engine.stream(PROMPTS[0], SAMPLED)
+    chunks = list(stream)
+    assert [t for c in chunks for t in c.tokens] == want.tokens == stream.result.tokens
+    assert [o for c in chunks for o in c.origins] == stream.result.origins
     assert chunks[-1].finish_reason == want.finish_reason
     stream = engine.stream(PROMPTS[0], SAMPLED)
     next(stream)

@@ -57,13 +57,13 @@ def speedup(alpha: float, k: int, draft_cost: DraftCost, verify: VerifyCost) -> 
     return expected_tokens(alpha, k) / (draft + verify(k + 1))
 
 
-def least_confidence(draft_cost: float, speed: float) -> float:
+def least_confidence(token_cost: float, speed: float) -> float:
     """The chance, in [0, 1], that a whole draft holds under which one more token cannot pay.
 
-    A token more costs `draft_cost`. It counts only if all before it hold, and then saves at most the time of
-    one emitted token, 1 / `speed`: so it can pay only while P(all before hold) / speed >= draft_cost.
+    A token more costs `token_cost`, to draft and to verify. It counts only if all before it hold, and then saves at
+    most the time of one emitted token, 1 / `speed`: so it can pay only while P(all before hold) / speed >= token_cost.
     """
-    return min(1.0, draft_cost * speed)
+    return min(1.0, token_cost * speed)
 
 
 def best_k(alpha: float, draft_cost: DraftCost, verify: VerifyCost, k_min: int, k_max: int) -> tuple[int, float]:
