@@ -8,6 +8,8 @@ several runs in milliseconds per forward (`benchmarks/widths.py` measures the li
     each layer by itself, torch operators around each product        38     41     48
     layers with the same input in one product, compiled loops        36     38     43
     and int4 weights for up to three tokens                          26     38     43
+    the last on another machine                                      17     26     31
+    there, int4 for up to four, and layers written out (`lean`)      15     20     30
 """
 
 from __future__ import annotations

@@ -181,7 +181,6 @@ class Scheduler:
             try:
                 self._start(request)
             except BaseException as error:
-                self._active = [other for other in self._active if other is not request]
                 if not request.over:
                     request.refuse(error)
                     self._end(request, "error")
