@@ -22,7 +22,7 @@ from cascade.errors import ConfigError, DecodeError
 from cascade.journal import difference
 from cascade.model import load
 from cascade.testing import ToyModel
-from tests.tiny import tiny, tiny_folder, tokenizer
+from tests.tiny import NESTS, tiny, tiny_folder, tokenizer
 
 # A model of letters, as a plugin brings one.
 TOY = """
@@ -368,7 +368,7 @@ def test_every_system_on_transformers_models(tmp_path, tmp_path_factory, capsys)
     target, draft = tiny_folder(tmp_path_factory), tiny_folder(tmp_path_factory, num_hidden_layers=1)
     write(tmp_path / "q.jsonl", LINES[:3])
     file = tmp_path / "out.json"
-    names = ["plain", "hf-plain", "hf-pld", "hf-assisted", "hf-nested"]
+    names = ["plain", "hf-plain", "hf-pld", "hf-assisted", "hf-nested"][: 4 + NESTS]
     words = ["--level", "ngram", "--level", f"model={draft},dtype=float32,name=draft", "--level"]
     words += [f"model={target},dtype=float32,name=target", "--questions", str(tmp_path / "q.jsonl"), "--repeats", "2"]
     words += ["--against", ",".join(names[:3]), "--against", ",".join(names[3:]), "--max-new-tokens", "10"]
@@ -376,8 +376,8 @@ def test_every_system_on_transformers_models(tmp_path, tmp_path_factory, capsys)
     shown, notes = capsys.readouterr()
     record = json.loads(file.read_text())
     systems = list(record["setup"]["systems"])
-    assert systems[:6] == ["cascade", *names]
-    assert len(systems) == 6 + 3 + 4 + 4
+    assert systems[: 5 + NESTS] == ["cascade", *names]
+    assert len(systems) == 5 + NESTS + 3 + 4 + 4
     assert record["setup"]["skipped"] == {}
     assert len(record["runs"]) == len(systems) * 2 * 2
     assert {run["question_id"] for run in record["runs"]} == {1}
@@ -400,7 +400,7 @@ def test_every_system_on_transformers_models(tmp_path, tmp_path_factory, capsys)
         ("ngram", "drafter", None), ("draft", "model", "float32"), ("target", "model", "float32")
     ]  # fmt: skip
     assert levels[1]["parameters"] < levels[2]["parameters"]
-    assert all(name in shown for name in ("hf-nested", "fixed:ngram+draft=8"))
+    assert all(name in shown for name in (names[-1], "fixed:ngram+draft=8"))
     assert "cascade: 2/2 edit 1: cascade " in notes
     assert list(tmp_path.glob("out*")) == [file]
 
