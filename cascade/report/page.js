@@ -112,13 +112,21 @@
     if (span !== null) pick([...text.children].indexOf(span), false);
   };
 
-  text.addEventListener("pointerover", over);
+  // Keys scroll the text under a mouse that rests: what comes to lie there is not what was pointed at.
+  let keyed = false;
+  text.addEventListener("pointerover", (event) => keyed || over(event));
+  text.addEventListener("pointermove", (event) => {
+    if (!keyed || (event.movementX === 0 && event.movementY === 0)) return;
+    keyed = false;
+    over(event);
+  });
   text.addEventListener("click", over);
   text.addEventListener("keydown", (event) => {
     const last = request.tokens.length - 1;
     const next = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, ArrowDown: chosen + 10, ArrowUp: chosen - 10, Home: 0, End: last };
     if (!(event.key in next) || last < 0) return;
     event.preventDefault();
+    keyed = true;
     pick(Math.min(Math.max(next[event.key], 0), last), true);
   });
   choose.addEventListener("change", show);
