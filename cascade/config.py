@@ -91,7 +91,7 @@ class SamplingParams:
         logits_processors: objects called as f(input_ids [1, L], scores [1, V]) -> scores, once per
             emitted token on its true prefix, in order, before the filters above: transformers' own, or any
             others. One with a method `for_request()` is asked for a copy per request, which may keep state;
-            transformers' own are copied.
+            those of transformers' own that keep one are copied.
             One with a true attribute `for_drafts` promises to be cheap and to keep none: draft models apply it
             as well. Of transformers' own these are known.
         stopping_criteria: objects called as f(input_ids [1, L], None) -> bool, or a tensor of one, once per

@@ -226,17 +226,15 @@ class _Table:
 
     def _place(self, tokens: int) -> tuple[int, bool]:
         """Where the bucket of a size is or would be, and whether it is."""
-        key = tokens if tokens <= EXACT else EXACT + (tokens - 1).bit_length()
+        key = _key(tokens)
         i = bisect_left(self.keys, key)
         return i, i < len(self.keys) and self.keys[i] == key
 
     def add(self, tokens: int, seconds: float) -> bool:
         """Takes in one observation; True if it opened a bucket."""
-        key = tokens if tokens <= EXACT else EXACT + (tokens - 1).bit_length()
-        i = bisect_left(self.keys, key)
-        opened = i == len(self.keys) or self.keys[i] != key
-        if opened:
-            self.keys.insert(i, key)
+        i, known = self._place(tokens)
+        if not known:
+            self.keys.insert(i, _key(tokens))
             self.windows.insert(i, deque(maxlen=WINDOW))
             self.sizes.insert(i, deque(maxlen=WINDOW))
             for values in (self.tokens, self.medians, self.times):
@@ -254,7 +252,7 @@ class _Table:
             times[i] = now
         else:
             self.stale = True
-        return opened
+        return not known
 
     def at(self, tokens: int) -> float | None:
         """Time of a forward on so many tokens; None where only much longer ones are known."""
@@ -289,6 +287,11 @@ class _Table:
             pools.append((mean, weight, size))
         self.times = [mean for mean, _, size in pools for _ in range(size)]
         self.stale = False
+
+
+def _key(tokens: int) -> int:
+    """The bucket of a size."""
+    return tokens if tokens <= EXACT else EXACT + (tokens - 1).bit_length()
 
 
 def _median(ordered: list[float] | list[int]) -> float:

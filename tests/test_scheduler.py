@@ -261,40 +261,36 @@ def test_an_async_stream_whose_round_is_broken_off_ends_and_others_can_follow() 
         assert idle(made)
 
 
-def test_400_short_requests_on_a_real_architecture_leave_no_tensors() -> None:
-    def live() -> int:
-        gc.collect()
-        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-    levels = [LevelConfig(drafter="ngram"), LevelConfig(model=tiny("llama", seed=1), name="draft", k=2)]
+def short_requests(made: Engine, count: int, new: int):
+    """Answers requests one after the other, some cancelled, some closed, some bypassed; yields after each."""
     modes = [PARAMS, dataclasses.replace(PARAMS, speculate=False), dataclasses.replace(PARAMS, bypass_threshold=1.0)]
-    with Engine(CascadeConfig([*levels, LevelConfig(model=tiny("llama"))]), costs=FixedCosts(lambda *_: 1.0)) as made:
-        before = None
-        for i in range(400):
-            params = dataclasses.replace(modes[i % 3], max_new_tokens=4, seed=i)
-            if i % 4 == 3:
-                stream = made.stream(PROMPTS[i % 5], params)
-                next(stream)
-                made.cancel(stream.request_id) if i % 8 == 3 else stream.close()
-                list(stream)
-            else:
-                made.generate(PROMPTS[i % 5], params)
-            assert idle(made)
-            if i == 39:
-                before = live()
-        assert live() == before
-
-
-def test_400_short_requests_leave_nothing_behind() -> None:
-    made = engine()
-    modes = [PARAMS, dataclasses.replace(PARAMS, speculate=False), dataclasses.replace(PARAMS, bypass_threshold=1.0)]
-    for i in range(400):
-        params = dataclasses.replace(modes[i % 3], max_new_tokens=6, seed=i)
+    for i in range(count):
+        params = dataclasses.replace(modes[i % 3], max_new_tokens=new, seed=i)
         if i % 4 == 3:
             stream = made.stream(PROMPTS[i % 5], params)
             next(stream)
             made.cancel(stream.request_id) if i % 8 == 3 else stream.close()
             list(stream)
         else:
-            assert len(made.generate(PROMPTS[i % 5], params).tokens) == 6
+            assert len(made.generate(PROMPTS[i % 5], params).tokens) == new
         assert idle(made)
+        yield i
+
+
+def test_400_short_requests_on_a_real_architecture_leave_no_tensors() -> None:
+    def live() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    levels = [LevelConfig(drafter="ngram"), LevelConfig(model=tiny("llama", seed=1), name="draft", k=2)]
+    target = LevelConfig(model=tiny("llama", eos_token_id=None))
+    with Engine(CascadeConfig([*levels, target]), costs=FixedCosts(lambda *_: 1.0)) as made:
+        before = None
+        for i in short_requests(made, 400, 4):
+            if i == 39:
+                before = live()
+        assert live() == before
+
+
+def test_400_short_requests_leave_nothing_behind() -> None:
+    assert len(list(short_requests(engine(), 400, 6))) == 400
