@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cascade.errors import DraftError
+from cascade.errors import DraftError, one_line
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams
     from cascade.noise import Noise
 
 Tokens = NDArray[np.int64]
+
+TOLERATED = 1e-3  # how far a q may be from 1 in all: what float16 leaves of a softmax over a large vocabulary
 
 
 class Context:
@@ -82,6 +84,10 @@ class Ask:
         floor: a drafter that knows how sure it is may stop once the chance that all it has drafted holds has
             fallen under this: the next token would cost more than it could bring. 0: never.
         chance: what a probability that the drafter gives its token is worth, by earlier tests.
+        least: a node of a tree that is less likely to hold than this cannot pay for its verification. 0: none.
+        nodes: how many nodes a draft may have if it is a tree; `want` and `cap` are its depth then.
+        needs_q: whether the asker can use the distributions that the tokens are drawn from. Such tokens are drawn with
+            `noise` too, which is fresh then: no number is used for two drafts.
     """
 
     context: Context
@@ -93,10 +99,14 @@ class Ask:
     ends: Callable[[int], bool] | None = None
     floor: float = 0.0
     chance: Callable[[float], float] = float
+    least: float = 0.0
+    nodes: int = 64
+    needs_q: bool = False
 
-    def below(self, context: Context, want: int, cap: int, floor: float = 0.0, chance: Any = float) -> Ask:
+    def below(self, context: Context, want: int, cap: int, **changes: Any) -> Ask:
         """The same request's question to a drafter below: how the text ends is the target's business."""
-        return Ask(context, want, cap, self.params, self.noise, self.prompt_length, floor=floor, chance=chance)
+        kept = {"noise": self.noise, "needs_q": self.needs_q, **changes}
+        return Ask(context, want, cap, self.params, prompt_length=self.prompt_length, **kept)
 
 
 @dataclass(slots=True)
@@ -106,12 +116,14 @@ class Draft:
     Attributes:
         tokens: [N] token ids.
         parents: [N] index of each node's parent, -1 for the context's end; None means a chain.
-        q: [N, V] the distributions the tokens were drawn from, or None for a point mass, which is
-            exact however the tokens were made.
+        q: [N, V] the distributions the tokens were drawn from, a row None where it is not known; or None
+            for a point mass, which is exact however the tokens were made. Siblings are drawn in the order given,
+            each without those before it; whoever merges, prunes or sorts by what was drawn must leave q out.
         origin: index of the level that first proposed the tokens, or one index per token.
             None: filled in by the engine with the level the drafter sits at.
         chances: [N] the probability that the drafter gives each token, where it says; only control reads it.
         error: why the drafter had no more to say, if something went wrong: it is counted and logged.
+        by: [N] where several drafters proposed together: which of them proposed the node, a bit for each.
     """
 
     tokens: Sequence[int]
@@ -120,9 +132,40 @@ class Draft:
     origin: int | Sequence[int] | None = None
     chances: Sequence[float] | None = None
     error: Exception | None = None
+    by: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """How many tokens can hold at most: the length of the longest path."""
+        if self.parents is None:
+            return len(self.tokens)
+        from cascade.trees import depths  # compiled code: a plugin that only imports `Draft` need not wait for it
+
+        return int(depths(self.parents).max(initial=-1)) + 1
+
+    def parent(self, node: int) -> int:
+        """The node before this one, -1 for the context's end."""
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root to this one; none for -1."""
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parent(node)
+        return nodes[::-1]
+
+    def picked(self, nodes: Sequence[int], parents: Sequence[int] | None = None) -> Draft:
+        """Some of the nodes, in this order, with all that belongs to them."""
+
+        def of(values: Any) -> Any:
+            return None if values is None else [values[node] for node in nodes]
+
+        origin = of(self.origins()) if self.origin is not None else None
+        return Draft(of(self.tokens), parents, of(self.q), origin, of(self.chances), self.error, of(self.by))
 
     def origins(self) -> list[int]:
         """The origin of each token, [N]."""
@@ -158,47 +201,134 @@ class Verdict:
         return self.tested > self.accepted
 
 
-def first_path(draft: Draft) -> Draft:
-    """The chain from a tree's first root down along first children: what a model without trees can verify."""
+def first_nodes(draft: Draft) -> list[int]:
+    """The nodes from a tree's first root down along first children."""
     if draft.parents is None:
-        return draft
+        return list(range(len(draft)))
     path: list[int] = []
     for node, parent in enumerate(draft.parents):
         if parent == (path[-1] if path else -1):
             path.append(node)
-    origins = draft.origins()
-    chances = None if draft.chances is None else [draft.chances[node] for node in path]
-    return Draft([draft.tokens[node] for node in path], origin=[origins[node] for node in path], chances=chances)
+    return path
 
 
-def check_draft(draft: Draft, cap: int, vocab_size: int) -> Draft:
-    """The draft as plain ints, cut to `cap`; raises DraftError where it breaks its contract."""
+def first_path(draft: Draft) -> Draft:
+    """The chain of a tree's first nodes: what a model without trees can verify.
+
+    Which nodes these are does not depend on their tokens, so that q stays true.
+    """
+    return draft if draft.parents is None else draft.picked(first_nodes(draft))
+
+
+def extended(draft: Draft, node: int, more: Draft) -> Draft:
+    """The draft with a chain of guesses behind one of its nodes."""
+    count = len(draft)
+    tokens, origin = [*draft.tokens, *more.tokens], [*draft.origins(), *more.origins()]
+    q = None if draft.q is None else [*draft.q, *[None] * len(more)]
+    parents = None
+    if draft.parents is not None or node != count - 1:
+        parents = [draft.parent(i) for i in range(count)] + [node, *range(count, count + len(more) - 1)][: len(more)]
+    return Draft(tokens, parents, q, origin, error=draft.error)
+
+
+def check_draft(draft: Draft, cap: int, vocab_size: int, nodes: int | None = None, needs_q: bool = False) -> Draft:
+    """The draft as plain ints, a tree in depth-first order, without what lies deeper than `cap`.
+
+    Args:
+        draft: as a drafter made it.
+        cap: how many tokens the asker can use.
+        vocab_size: V.
+        nodes: how many nodes a tree may have; None: any number.
+        needs_q: q is wanted: it becomes float64 [V] for each node, or None. Else it is dropped unseen.
+
+    Raises:
+        DraftError: in one line, where the draft breaks its contract.
+    """
     tokens = _ints(draft.tokens, "tokens")
-    parents = None if draft.parents is None else _ints(draft.parents, "parents")
-    if parents is not None:
-        if len(parents) != len(tokens):
-            raise DraftError(f"a draft has {len(tokens)} tokens but {len(parents)} parents")
-        if any(not -1 <= p < i for i, p in enumerate(parents)):
-            raise DraftError("a draft tree's parents must come before their children")
-        if parents == list(range(-1, len(tokens) - 1)):
-            parents = None
+    parents = None if draft.parents is None else _checked_parents(draft.parents, len(tokens))
     bad = next((t for t in tokens if not 0 <= t < vocab_size), None)
     if bad is not None:
         raise DraftError(f"a draft has token id {bad}, outside the vocabulary of {vocab_size}")
-    origin = draft.origin
+    origin, chances, by = draft.origin, draft.chances, draft.by
     if not (origin is None or isinstance(origin, int)):
-        origin = list(origin)
-        if len(origin) != len(tokens):
-            raise DraftError(f"a draft has {len(tokens)} tokens but {len(origin)} origins")
-        origin = origin[:cap]
-    q = None if draft.q is None else draft.q[:cap]
-    chances = None if draft.chances is None else [float(chance) for chance in draft.chances]
-    if chances is not None and len(chances) != len(tokens):
-        raise DraftError(f"a draft has {len(tokens)} tokens but {len(chances)} chances")
-    if not all(0.0 <= chance <= 1.0 for chance in chances or ()):
-        raise DraftError("a draft's chances must be probabilities")
-    chances = None if chances is None else chances[:cap]
-    return Draft(tokens[:cap], None if parents is None else parents[:cap], q, origin, chances)
+        origin = _ints(_aligned(origin, tokens, "origins"), "origins")
+    if chances is not None:
+        chances = _aligned(chances, tokens, "chances")
+        if not all(isinstance(chance, (int, float)) and 0.0 <= chance <= 1.0 for chance in chances):
+            raise DraftError("a draft's chances must be probabilities")
+    by = None if by is None else _ints(_aligned(by, tokens, "proposers"), "proposers")
+    q = _aligned(draft.q, tokens, "rows of q") if needs_q and draft.q is not None else None
+    checked = _shaped(Draft(tokens, parents, q, origin, chances, draft.error, by), cap)
+    if checked.parents is not None and nodes is not None and len(checked) > nodes:
+        raise DraftError(f"a draft tree has {len(checked)} nodes, and the budget is {nodes}")
+    if checked.q is not None:
+        checked.q = _checked_q(checked, vocab_size)
+    return checked
+
+
+def _checked_q(draft: Draft, vocab_size: int) -> list[Any]:
+    """The distributions of a draft, per node float64 [V] or None. Raises DraftError where one is none."""
+    rows = [None if row is None else _distribution(row, vocab_size) for row in draft.q]
+    drawn = [(draft.parent(node), draft.tokens[node]) for node, row in enumerate(rows) if row is not None]
+    if len(set(drawn)) < len(drawn):
+        raise DraftError("a draft with q repeats a token among siblings: they must be drawn without replacement")
+    for token, row in zip(draft.tokens, rows, strict=True):
+        if row is not None and not float(row[token]) > 0.0:
+            raise DraftError(f"a draft has token {token}, to which its q gives no probability")
+    return rows
+
+
+def _distribution(row: Any, vocab_size: int) -> Any:
+    """A row of q as float64 [V] that sums to 1. Raises DraftError unless it does so but for rounding."""
+    import torch
+
+    try:
+        values = row.detach() if isinstance(row, torch.Tensor) else torch.from_numpy(np.array(row, np.float64))
+        values = values.double()
+    except (TypeError, ValueError):
+        raise DraftError(f"a draft's q must be numbers, not {one_line(repr(row)):.60}") from None
+    if values.shape != (vocab_size,):
+        raise DraftError(f"a draft's q has {tuple(values.shape)} entries, the vocabulary {vocab_size}")
+    total, least = float(values.sum()), float(values.min())
+    if not (abs(total - 1.0) <= TOLERATED and least >= 0.0):
+        raise DraftError(f"a draft's q is no distribution: it sums to {total:.6g}, least {least:.6g}")
+    return values / total
+
+
+def _checked_parents(values: Any, count: int) -> list[int] | None:
+    """Parents [N] of a tree, None if it is a chain. Raises DraftError unless they come before their children."""
+    parents = _ints(values, "parents")
+    if len(parents) != count:
+        raise DraftError(f"a draft has {count} tokens but {len(parents)} parents")
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < count:
+            raise DraftError(f"a draft tree has {count} nodes, and none is {parent}, the parent of node {node}")
+        if parent >= node:
+            raise DraftError(f"a draft tree's parents must come before their children, not {parent} before {node}")
+    return None if parents == list(range(-1, count - 1)) else parents
+
+
+def _shaped(draft: Draft, cap: int) -> Draft:
+    """The nodes that are not too deep, depth first, siblings in their order: neither depends on the tokens."""
+    if draft.parents is None:
+        return draft if len(draft) <= cap else draft.picked(range(max(cap, 0)))
+    from cascade.trees import depth_first, depths
+
+    deep = depths(draft.parents)
+    kept = [node for node in depth_first(draft.parents).tolist() if deep[node] < cap]
+    places = {node: place for place, node in enumerate(kept)}
+    parents = [places.get(draft.parents[node], -1) for node in kept]
+    return draft.picked(kept, None if parents == list(range(-1, len(kept) - 1)) else parents)
+
+
+def _aligned(values: Any, tokens: Sequence[int], what: str) -> list[Any]:
+    try:
+        aligned = list(values)
+    except TypeError:
+        raise DraftError(f"a draft's {what} must be a list, not {one_line(repr(values)):.60}") from None
+    if len(aligned) != len(tokens):
+        raise DraftError(f"a draft has {len(tokens)} tokens but {len(aligned)} {what}")
+    return aligned
 
 
 def _ints(values: Any, what: str) -> list[int]:
@@ -206,7 +336,7 @@ def _ints(values: Any, what: str) -> list[int]:
     try:
         return [operator.index(value) for value in plain]
     except TypeError:
-        raise DraftError(f"a draft's {what} must be integers, not {values!r:.60}") from None
+        raise DraftError(f"a draft's {what} must be integers, not {one_line(repr(values)):.60}") from None
 
 
 def _read_only(tokens: Tokens) -> Tokens:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+
+from cascade.draft import Verdict
 
 MASK = 2**64 - 1
 
@@ -117,3 +120,61 @@ def ngram_continuation(tokens: Sequence[int], committed: int, n_min: int, n_max:
                     text.append(text[end + i])
                 return text[len(tokens) :]
     return []
+
+
+# -- trees -------------------------------------------------------------------------------------------
+
+
+def line(parents: Sequence[int], node: int) -> list[int]:
+    """A node and what it descends from, root first."""
+    return [] if node < 0 else [*line(parents, parents[node]), node]
+
+
+def depth_first(parents: Sequence[int], root: int = -1) -> list[int]:
+    """The nodes below `root`, each followed by those below it."""
+    out: list[int] = []
+    for node, parent in enumerate(parents):
+        if parent == root:
+            out += [node, *depth_first(parents, node)]
+    return out
+
+
+def merged(drafts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Every path of tokens that a draft proposes and which ones do: below a path, in order of first appearance."""
+    proposers: dict[tuple[int, ...], list[int]] = {(): []}
+    for i, (tokens, parents) in enumerate(drafts):
+        for node in range(len(tokens)):
+            ids = tuple(tokens[n] for n in line(parents, node))
+            proposers[ids] = sorted({*proposers.get(ids, []), i})
+
+    def below(path: tuple[int, ...]) -> list[tuple[int, ...]]:
+        out = []
+        for ids in proposers:
+            if ids and ids[:-1] == path:
+                out += [ids, *below(ids)]
+        return out
+
+    return [(ids, proposers[ids]) for ids in below(())]
+
+
+def block_verification(draft, verifier):
+    """Algorithm 2 of Sun et al. (2025) for a chain with q, as it is written there."""
+    p = [verifier.distribution(node).tolist() for node in range(-1, len(draft))]
+    q = [row.tolist() for row in draft.q or []]
+    weight, accepted, weights = 1.0, 0, [1.0]
+    for i, token in enumerate(draft.tokens):
+        weight = min(weight * p[i][token] / q[i][token], 1.0)
+        weights.append(weight)
+        if i + 1 == len(draft.tokens):
+            chance = weight
+        else:
+            rest = sum(max(weight * a - b, 0.0) for a, b in zip(p[i + 1], q[i + 1], strict=True))
+            chance = rest / (rest + 1.0 - weight) if rest > 0.0 else 0.0
+        if verifier.flip(chance):
+            accepted = i + 1
+    left = p[accepted]
+    if accepted < len(draft.tokens):
+        left = [max(weights[accepted] * a - b, 0.0) for a, b in zip(p[accepted], q[accepted], strict=True)]
+    left = left if sum(left) > 0 else p[accepted]
+    extra = verifier.draw(torch.tensor(left, dtype=torch.float64))
+    return Verdict(list(range(accepted)), extra, accepted, accepted, len(draft.tokens))
