@@ -1,10 +1,42 @@
-"""Verification rules: how a level turns a draft and its own choices into accepted tokens."""
+"""Verification rules: how a level turns a draft and its own choices into accepted tokens.
+
+`Coupled`, the default, is here; those that weigh a draft's distribution q against the verifier's are in
+`cascade/rejection.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from cascade.draft import Draft, Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Verifier(Protocol):
+    """The model that judges a draft, as a rule sees it. Node -1 is the context's end.
+
+    A rule whose `lazy` is true must ask about nodes along one path only, root first and each once: that is what makes
+    processors with state, penalties and grammars run exactly as in plain decoding.
+    """
+
+    def __call__(self, node: int) -> int:
+        """The verifier's own token after a node: p sampled with the request's noise, which drafters share."""
+        ...
+
+    def distribution(self, node: int) -> torch.Tensor:
+        """p, what the verifier samples from after a node: float64 [V], not to be changed. Raises DecodeError."""
+        ...
+
+    def flip(self, chance: float) -> bool:
+        """True with this probability; a fresh random number each time."""
+        ...
+
+    def draw(self, weights: torch.Tensor) -> int:
+        """A token with probability proportional to `weights` [V]; a fresh random number each time."""
+        ...
 
 
 class Rule:
@@ -12,24 +44,29 @@ class Rule:
 
     Attributes:
         lossless: whether the text follows the target's own distribution under this rule.
+        coupled: whether it takes the verifier's own tokens, `verifier(node)`, and no other chance. Drafters then share
+            the request's noise, and lossless means that the text is what the verifier samples alone. Else every draft
+            is drawn with fresh noise, lossless means the distribution, and the rule uses `flip` and `draw`.
         needs_q: whether the rule uses the distributions a draft's tokens were drawn from.
         lazy: whether it draws one token after the other, each on its true prefix. A rule that must see a whole
             block at once is not: it cannot serve requests with processors or criteria of the user's own.
     """
 
     lossless: bool = False
-    lazy: bool = True
+    coupled: bool = True
     needs_q: bool = False
+    lazy: bool = True
 
-    def walk(self, draft: Draft, choose: Callable[[int], int], ends: Callable[[int], bool]) -> Verdict:
+    def walk(self, draft: Draft, verifier: Verifier, ends: Callable[[int], bool]) -> Verdict:
         """Walks a draft from its root as far as the verifier agrees.
 
+        Where the verifier is greedy, lossless rules that draw are not asked: there, all of them are `Coupled`.
+
         Args:
-            draft: a chain or tree of N nodes.
-            choose: gives the verifier's own token after a node (-1: after the context). It must be
-                called along one path, root first, each node once: that is what makes processors
-                with state, penalties and grammars run exactly as in plain decoding.
-            ends: whether a token ends the text.
+            draft: a chain or tree of N nodes, a tree in depth-first order. `draft.q` is None, or holds per node
+                a float64 tensor [V] or None.
+            verifier: gives the verifier's tokens and distributions; `verifier(node)` is its own token.
+            ends: whether a token ends the text. To be asked about accepted tokens, in order.
         """
         raise NotImplementedError
 
@@ -45,18 +82,18 @@ class Coupled(Rule):
 
     lossless = True
 
-    def walk(self, draft: Draft, choose: Callable[[int], int], ends: Callable[[int], bool]) -> Verdict:
+    def walk(self, draft: Draft, verifier: Verifier, ends: Callable[[int], bool]) -> Verdict:
         """See `Rule.walk`."""
-        children = _children(draft)
+        below = children(draft)
         path: list[int] = []
         node, tested = -1, 0
         while True:
-            token: int | None = choose(node)
-            options = children[node + 1]
+            token: int | None = verifier(node)
+            options = below[node + 1]
             if not options:
                 break
             tested += 1
-            child = options.get(token)
+            child = next((child for child in options if draft.tokens[child] == token), None)
             if child is None:
                 break
             path.append(child)
@@ -67,10 +104,9 @@ class Coupled(Rule):
         return Verdict(path, token, tested, len(path), len(draft))
 
 
-def _children(draft: Draft) -> list[dict[int | None, int]]:
-    """For the context's end and for each node: token -> child node; of equal siblings the first."""
-    children: list[dict[int | None, int]] = [{} for _ in range(len(draft) + 1)]
-    for node, token in enumerate(draft.tokens):
-        parent = node - 1 if draft.parents is None else draft.parents[node]
-        children[parent + 1].setdefault(token, node)
-    return children
+def children(draft: Draft) -> list[list[int]]:
+    """For the context's end and for each node: its child nodes, in order. [N + 1]"""
+    below: list[list[int]] = [[] for _ in range(len(draft) + 1)]
+    for node in range(len(draft)):
+        below[draft.parent(node) + 1].append(node)
+    return below

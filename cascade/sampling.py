@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,22 @@ from cascade.config import SamplingParams
 from cascade.draft import Tokens
 from cascade.errors import DecodeError, name_of
 from cascade.noise import Noise, race
+
+Report = Callable[[int], dict[int, float]]  # of a token: the log-probabilities that go with it
+
+
+class Branch(NamedTuple):
+    """One of several tokens that may follow a text.
+
+    Attributes:
+        share: its part, in [0, 1], of what the likeliest of them leaves to others.
+        q: the distribution it was drawn from without those before it, float64 [V], if it was drawn from one.
+    """
+
+    token: int
+    share: float
+    q: torch.Tensor | None = None
+
 
 # transformers' processors that look at nothing but their arguments and are done in a fraction of a forward.
 _FOR_DRAFTS = {
@@ -99,17 +115,20 @@ class Sampler:
             self.logprobs = self._top_logprobs(scores, top, token, self._logprobs)
         return token
 
-    def probabilities(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """The distribution that `sample` draws from: float64 [V], on the logits' device. Raises as it does."""
+    def weigh(self, logits: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Report | None]:
+        """The distribution that `sample` draws from, float64 [V] on the logits' device, and what reports on a token.
+
+        The report gives what `logprobs` would be, had the token been chosen; None where nobody asks. Raises as
+        `sample` does.
+        """
         scores = self._processed(logits, tokens)
         lead, top = _largest(scores)
-        out = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
-        if self.greedy:
-            out[lead] = 1
-            return out
-        ids = self._survivors(scores, top)
-        out[... if ids is None else ids] = self._relative(scores, top, ids).softmax(0)
-        return out
+        count, p = self._logprobs, self._spread(scores, lead, top)
+        return p, None if count is None else lambda token: self._top_logprobs(scores, top, token, count)
+
+    def probabilities(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The distribution that `sample` draws from: float64 [V], on the logits' device. Raises as it does."""
+        return self.weigh(logits, tokens)[0]
 
     def scores(self, logits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         """What `sample` takes the largest of: float64 [V], on the logits' device. Raises as it does.
@@ -126,6 +145,40 @@ class Sampler:
         if not self.greedy:
             out += torch.from_numpy(self.noise.gumbel(len(tokens), np.arange(len(out)))).to(out.device)
         return out
+
+    def branches(self, logits: torch.Tensor, tokens: Tokens, count: int, noise: Noise | None) -> list[Branch]:
+        """Up to `count` tokens that may follow `tokens`, likeliest first. Raises as `sample` does.
+
+        The first is the one that `sample` takes, the second the one that it would take without the first, and so
+        on: with `noise`, draws without replacement (Kool et al. 2019). Without noise, or where no chance is
+        involved, the most probable ones. With noise other than the sampler's own they have their q.
+        """
+        scores = self._processed(logits, tokens)
+        lead, top = _largest(scores)
+        if self.greedy or noise is None:
+            return self._likeliest(scores, top, count)
+        ids, host, lead = self._field(scores, lead, top)
+        host, key, found = host.copy(), np.uint64(noise.key(len(tokens))), []
+        for _ in range(min(count, len(host))):
+            if host[lead] == -math.inf:
+                break
+            found.append(race(host, ids, key, top, self._temperature, lead))
+            host[found[-1]] = -math.inf
+            lead = int(host.argmax())
+        chosen = ids[found]
+        relative = (scores[torch.from_numpy(chosen).to(scores.device)].double().cpu().numpy() - top) / self._temperature
+        values = relative + noise.gumbel(len(tokens), chosen)
+        q = None if noise is self.noise else self._spread(scores, lead, top)
+        return [Branch(int(t), math.exp(v - values[0]), q) for t, v in zip(chosen, values, strict=True)]
+
+    def _likeliest(self, scores: torch.Tensor, top: float, count: int) -> list[Branch]:
+        ids = None if self.greedy else self._survivors(scores, top)
+        values = self._relative(scores, top, ids)
+        best = values.topk(min(count, len(values)))
+        chosen = best.indices if ids is None else ids[best.indices]
+        found = sorted((-v, i) for i, v in zip(chosen.tolist(), best.values.tolist(), strict=True) if v > -math.inf)
+        others = max(float(values.exp().sum()) - 1.0, 1e-30)  # the likeliest one's is 1
+        return [Branch(token, min(1.0, math.exp(-value) / others)) for value, token in found]
 
     # -- before the filters --------------------------------------------------------------------------
 
@@ -166,17 +219,29 @@ class Sampler:
     # -- the filters and the race --------------------------------------------------------------------
 
     def _race(self, scores: torch.Tensor, lead: int, top: float, position: int) -> int:
+        ids, host, lead = self._field(scores, lead, top)
+        return int(ids[race(host, ids, np.uint64(self.noise.key(position)), top, self._temperature, lead)])
+
+    def _field(self, scores: torch.Tensor, lead: int, top: float) -> tuple[Tokens, Any, int]:
+        """Who races: the ids [n] that survive, ascending, their scores [n], and where among them the leader is."""
         ids = self._survivors(scores, top)
-        if ids is None:
-            host = scores.cpu().numpy()
-            if len(self._all_ids) != len(host):
-                self._all_ids = np.arange(len(host), dtype=np.int64)
-            host_ids = self._all_ids
+        if ids is not None:
+            host = scores[ids].cpu().numpy()
+            return ids.cpu().numpy(), host, int(host.argmax())
+        host = scores.cpu().numpy()
+        if len(self._all_ids) != len(host):
+            self._all_ids = np.arange(len(host), dtype=np.int64)
+        return self._all_ids, host, lead
+
+    def _spread(self, scores: torch.Tensor, lead: int, top: float) -> torch.Tensor:
+        """The distribution after all filters, float64 [V]."""
+        out = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+        if self.greedy:
+            out[lead] = 1
         else:
-            host, host_ids = scores[ids].cpu().numpy(), ids.cpu().numpy()
-            lead = int(host.argmax())
-        key = np.uint64(self.noise.key(position))
-        return int(host_ids[race(host, host_ids, key, top, self._temperature, lead)])
+            ids = self._survivors(scores, top)
+            out[... if ids is None else ids] = self._relative(scores, top, ids).softmax(0)
+        return out
 
     def _relative(self, scores: torch.Tensor, top: float, ids: torch.Tensor | None) -> torch.Tensor:
         """(scores - top) / temperature, float64: logits up to a constant, without overflow at any temperature."""

@@ -111,7 +111,8 @@ class ToyModel:
         for feed in feeds:
             row, tokens = feed.row, [int(t) for t in feed.tokens]
             assert tokens, "an empty feed"
-            assert row.length + (len(tokens) if feed.parents is None else 1) <= (self.max_length or 1 << 60)
+            held = max(0, len(feed.parents or ()) - len(tokens))
+            assert row.length - held + (len(tokens) if feed.parents is None else 1) <= (self.max_length or 1 << 60)
             out += [self.logits(prefix) for prefix in self._prefixes(feed)[-feed.keep :]]
             row.append(tokens)
         if self._clock is not None:
@@ -121,15 +122,18 @@ class ToyModel:
     def _prefixes(self, feed: Feed) -> list[list[int]]:
         """For each fed token the last tokens of its own path, itself included."""
         parents = feed.parents or []
-        chain = [*feed.row.ids[max(0, feed.row.length - self._order) : feed.row.length].tolist()]
+        held = max(0, len(parents) - len(feed.tokens))
+        start = feed.row.length - held
+        chain = [*feed.row.ids[max(0, start - self._order) : start].tolist()]
+        tokens = [*feed.row.ids[start : feed.row.length].tolist(), *feed.tokens]
         prefixes: list[list[int]] = []
-        for token in feed.tokens[: len(feed.tokens) - len(parents)]:
+        for token in tokens[: len(tokens) - len(parents)]:
             chain = [*chain, int(token)][-self._order - 1 :]
             prefixes.append(chain)
         nodes: list[list[int]] = []
-        for token, parent in zip(feed.tokens[len(feed.tokens) - len(parents) :], parents, strict=True):
+        for token, parent in zip(tokens[len(tokens) - len(parents) :], parents, strict=True):
             nodes.append([*(chain if parent < 0 else nodes[parent]), int(token)][-self._order - 1 :])
-        return prefixes + nodes
+        return (prefixes + nodes)[held:]
 
 
 class ScriptedDrafter(Drafter):
@@ -225,17 +229,42 @@ def _ask(row: int, tokens: np.ndarray, rng: np.random.Generator) -> Ask:
     return Ask(Context(row, tokens, committed), want, want + int(rng.integers(0, 3)), SamplingParams(), Noise(row))
 
 
-def assert_lossless(rule: Rule, vocab_size: int = 3, depth: int = 3) -> None:
-    """Raises AssertionError unless a rule that needs no q emits exactly the verifier's own samples.
+def assert_lossless(rule: Rule, vocab_size: int = 3, depth: int = 3, seed: int = 0) -> None:
+    """Raises AssertionError unless a rule emits exactly what the verifier would, whatever is drafted.
 
-    Enumerates every draft (every chain, and every pair of branches) against every sequence of the
-    verifier's samples: since each sequence comes with the verifier's own probability, equality for
-    all of them is equality in distribution, without statistics.
+    A coupled rule must emit the verifier's own samples: every draft (every chain, and every pair of branches) meets
+    every sequence of samples. Since each sequence comes with the verifier's own probability, equality for all of
+    them is equality in distribution, also for drafts that share the verifier's random numbers.
+
+    Of any other rule all random outcomes are enumerated, of the draft and of the rule, for chains and trees with their
+    q, tokens without q, merged trees and tails: the text must have the verifier's distribution to 1e-12.
+
+    Args:
+        rule: the rule.
+        vocab_size: V; 3 shows whatever a rule does.
+        depth: of the drafts, 1 to 3.
+        seed: of the distributions.
     """
+    from cascade import enumeration
+
+    if rule.coupled:
+        _assert_own_samples(rule, vocab_size, depth)
+        return
+    for ends in (False, True):
+        world = enumeration.World(vocab_size, seed, ends)
+        for kind, makers in enumeration.makers(vocab_size, depth).items():
+            for make in makers:
+                off = enumeration.difference(rule, make, world, depth + 2)
+                assert off < enumeration.PRECISION, f"{type(rule).__name__}, {kind}: a text is off by {off:.2g}"
+
+
+def _assert_own_samples(rule: Rule, vocab_size: int, depth: int) -> None:
+    from cascade.enumeration import own_tokens
+
     samples = list(itertools.product(range(vocab_size), repeat=depth + 1))
     for draft in _drafts(vocab_size, depth):
         for own in samples:
-            verdict = rule.walk(draft, _chooser(draft, own), lambda token: False)
+            verdict = rule.walk(draft, own_tokens(draft, own), lambda token: False)
             out = [draft.tokens[node] for node in verdict.path] + [verdict.extra]
             assert out == list(own[: len(out)]), f"draft {draft}: emitted {out}, the verifier's samples are {own}"
             assert verdict.accepted == len(verdict.path) <= verdict.tested
@@ -246,22 +275,6 @@ def _drafts(vocab_size: int, depth: int) -> list[Draft]:
     pairs = itertools.product(range(vocab_size), repeat=2 * min(depth, 2))
     half = min(depth, 2)
     return chains + [Draft(list(pair), [*range(-1, half - 1), -1, *range(half, 2 * half - 1)]) for pair in pairs]
-
-
-def _chooser(draft: Draft, own: Sequence[int]) -> Callable[[int], int]:
-    """The verifier's sample at a node: by depth, as if drawn there. Fails if a node is asked twice."""
-    depths = [0] * (len(draft) + 1)
-    for node in range(len(draft)):
-        parent = node - 1 if draft.parents is None else draft.parents[node]
-        depths[node + 1] = depths[parent + 1] + 1
-    asked: set[int] = set()
-
-    def choose(node: int) -> int:
-        assert node not in asked, f"node {node} was sampled twice: random numbers may be used once"
-        asked.add(node)
-        return own[depths[node + 1]]
-
-    return choose
 
 
 def assert_same_text(engine: Engine, prompts: Sequence[object], params: SamplingParams) -> None:
