@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from cascade.config import CascadeConfig, LevelConfig, normalise_levels
+from cascade.config import CascadeConfig, LevelConfig, members_of, normalise_levels
 from cascade.control.base import Controller
 from cascade.drafter import Drafter
 from cascade.errors import ConfigError, LoadError
 from cascade.governor import Governor
+from cascade.growth import shape_of
 from cascade.level import Level
+from cascade.merged import Merged
 from cascade.rows import CausalModel
 from cascade.rules import Rule
 
@@ -33,42 +35,49 @@ def build_levels(
     rule: Rule = plugins.rule(config.rule)()
     kinds: list[type[Controller]] = [plugins.controller(level.controller) for level in levels]
     controllers = [_controller(level, kind) for level, kind in zip(levels, kinds, strict=True)]
+    places = [members_of(level, plugins.drafter_names()) or [level] for level in levels]
     for i, level in enumerate(levels):
-        if level.tail and (level.model is None or i in (0, len(levels) - 1)):
-            raise ConfigError(
-                f"tail=True at level {level.name!r}: only a model between a drafter and the target has a tail"
-            )
-        if level.model is None and i > 0:
-            raise ConfigError(
-                f"level {level.name!r} is a drafter without a model: it verifies nothing, so it must stand "
-                "at the bottom, below every model"
-            )
-    drafters = {i: _drafter(level, kinds[i], plugins) for i, level in enumerate(levels) if level.model is None}
-    models = _load_all(levels, config, plugins, progress)
-    target = models[len(levels) - 1]
+        _check_place(level, places[i], is_bottom=i == 0, is_target=i == len(levels) - 1)
+    parts = {(i, j): part for i, place in enumerate(places) for j, part in enumerate(place)}
+    drafters = {key: _drafter(part, kinds[key[0]], plugins) for key, part in parts.items() if part.model is None}
+    models = _load_all({key: part for key, part in parts.items() if part.model is not None}, config, plugins, progress)
+    target = models[len(levels) - 1, 0]
     governor: Governor | None = None
     for i, level in enumerate(levels):
-        drafter = drafters.get(i)
-        if drafter is None:
-            is_target = i == len(levels) - 1
-            drafter = Level(
-                i,
-                str(level.name),
-                models[i],
-                governor,
-                rule,
-                costs,
-                clock,
-                is_target=is_target,
-                end_ids=target.end_ids,
-                tail=level.tail,
-            )
-            if is_target:
-                for taken in drafters.values():
-                    taken._cascade_taken = True  # type: ignore[attr-defined]
-                return drafter
-        governor = Governor(i, level, drafter, controllers[i], config.bypass, costs, clock, target.vocab_size)
-    raise AssertionError("normalise_levels ends every cascade with a target")
+        trees = i + 1 < len(levels) and (models.get((i + 1, 0)) or target).trees  # of whoever verifies
+        made: list[Drafter] = []
+        for j, part in enumerate(places[i]):
+            if (drafter := drafters.get((i, j))) is None:
+                source = governor if len(places[i]) == 1 else None
+                drafter = Level(i, str(part.name), models[i, j], source, rule, costs, clock)
+                drafter.end_ids, drafter.vocab_size, drafter.tail = tuple(target.end_ids), target.vocab_size, part.tail
+                drafter.shape = shape_of(part.tree) if trees and drafter.model.trees else None
+            made.append(drafter)
+        if i == len(levels) - 1:
+            break
+        one = made[0] if len(made) == 1 else Merged(made, [str(part.name) for part in places[i]], target.vocab_size)
+        governor = Governor(i, level, one, controllers[i], config.bypass, costs, clock, target.vocab_size)
+    top = cast("Level", made[0])
+    top.is_target = True
+    for taken in drafters.values():
+        taken._cascade_taken = True  # type: ignore[attr-defined]
+    return top
+
+
+def _check_place(level: LevelConfig, parts: Sequence[LevelConfig], is_bottom: bool, is_target: bool) -> None:
+    """Raises ConfigError for what a level cannot be where it stands."""
+    if level.tail and (level.model is None or is_bottom or is_target):
+        raise ConfigError(
+            f"tail=True at level {level.name!r}: only a model between a drafter and the target has a tail"
+        )
+    if level.model is None and not is_bottom:
+        raise ConfigError(
+            f"level {level.name!r} is a drafter without a model: it verifies nothing, so it must stand "
+            "at the bottom, below every model"
+        )
+    for part in parts:
+        if part.tree != "chain" and (part.model is None or is_target):
+            raise ConfigError(f"tree={part.tree!r} at level {part.name!r}: only a model that drafts grows a tree")
 
 
 def _split_options(level: LevelConfig, kind: type[Controller]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,8 +106,6 @@ def _controller(level: LevelConfig, kind: type[Controller]) -> Callable[[], Cont
 def _drafter(level: LevelConfig, kind: type[Controller], plugins: Plugins) -> Drafter:
     if isinstance(level.drafter, str):
         return plugins.drafter(level.drafter, **_split_options(level, kind)[1])
-    if isinstance(level.drafter, (list, tuple)):
-        raise ConfigError("a list of drafters at one level is not supported: give each drafter its own level")
     if isinstance(level.drafter, type):
         raise ConfigError(
             f"level {level.name!r}: {level.drafter.__name__} is a class: give an object, {level.drafter.__name__}()"
@@ -112,13 +119,14 @@ def _drafter(level: LevelConfig, kind: type[Controller], plugins: Plugins) -> Dr
 
 
 def _load_all(
-    levels: Sequence[LevelConfig], config: CascadeConfig, plugins: Plugins, progress: Progress | None
-) -> dict[int, CausalModel]:
-    """The models by level, the target loaded first; if one fails, the others are given back."""
-    models: dict[int, CausalModel] = {}
+    levels: Mapping[tuple[int, int], LevelConfig], config: CascadeConfig, plugins: Plugins, progress: Progress | None
+) -> dict[tuple[int, int], CausalModel]:
+    """The models by place, the target (the last one) loaded first; if one fails, the others are given back."""
+    models: dict[tuple[int, int], CausalModel] = {}
+    last = max(levels)
     try:
-        for i in reversed([i for i, level in enumerate(levels) if level.model is not None]):
-            models[i] = _load(levels[i], config, plugins, models.get(len(levels) - 1), progress)
+        for key in sorted(levels, reverse=True):
+            models[key] = _load(levels[key], config, plugins, models.get(last), progress)
     except BaseException:
         for model in models.values():
             getattr(model, "close", lambda: None)()

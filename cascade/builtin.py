@@ -8,7 +8,12 @@ from cascade.hookspecs import hookimpl
 @hookimpl
 def cascade_register_rules() -> dict[str, str]:
     """Verification rules."""
-    return {"coupled": "cascade.rules:Coupled"}
+    return {
+        "coupled": "cascade.rules:Coupled",
+        "rejection": "cascade.rejection:Rejection",
+        "block": "cascade.rejection:Block",
+        "traversal": "cascade.rejection:Traversal",
+    }
 
 
 @hookimpl

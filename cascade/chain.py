@@ -22,7 +22,7 @@ class Chain:
     Attributes:
         target: the top level.
         places: bottom to top, the target last: what `origins` index.
-        levels: those with a model, the target first.
+        levels: those with a model, the target first; models that are merged with other drafters too.
         governors: top to bottom.
     """
 
@@ -34,5 +34,12 @@ class Chain:
             level = governor.drafter if isinstance(governor.drafter, Level) else None
             self.places.insert(0, Place(governor.name, governor, level))
             governor = governor.below
-        self.levels = [place.level for place in reversed(self.places) if place.level is not None]
+        self.levels = [level for place in reversed(self.places) for level in _levels(place)]
         self.governors = [place.governor for place in reversed(self.places) if place.governor is not None]
+
+
+def _levels(place: Place) -> list[Level]:
+    if place.level is not None:
+        return [place.level]
+    members = getattr(place.governor.drafter, "members", ()) if place.governor is not None else ()
+    return [member for member in members if isinstance(member, Level)]

@@ -3,72 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cascade.callables import check_callables, for_request
+from cascade.checks import at_least, check, is_int, is_name, is_number, is_share, require, strict
 from cascade.errors import ConfigError, did_you_mean
 
+TREES = ("chain", "dynamic")
 DTYPES = ("bfloat16", "float32", "float16", "float64", "int8", "int4")
-
-
-def strict(cls: type) -> type:
-    """Class decorator: an unknown keyword is a ConfigError with a suggestion, not a TypeError."""
-    names = {f.name for f in fields(cls)}
-    init = cls.__init__  # type: ignore[misc]
-    signature = inspect.signature(init)
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        for key in kwargs:
-            if key not in names:
-                raise ConfigError(f"{cls.__name__} has no field {key!r}.{did_you_mean(key, names)}")
-        try:
-            signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            raise ConfigError(f"{cls.__name__}: {error}") from None
-        init(self, *args, **kwargs)
-
-    __init__.__wrapped__ = init  # type: ignore[attr-defined]
-    cls.__init__ = __init__  # type: ignore[misc]
-    return cls
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise ConfigError(message)
-
-
-def _check(config: Any, name: str, ok: Callable[[Any], bool], must: str) -> None:
-    value = getattr(config, name)
-    _require(ok(value), f"{name} must {must}, not {value!r}")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _at_least(least: int) -> Callable[[Any], bool]:
-    return lambda value: _is_int(value) and value >= least
 
 
 def _no_bypass(value: Any) -> str:
     return f"bypass must be a BypassConfig, such as BypassConfig(threshold=0.3), not {value!r}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @strict
@@ -127,33 +76,33 @@ class SamplingParams:
             object.__setattr__(self, "levels", (self.levels,))
         for name in ("stop", "stop_token_ids", "logits_processors", "stopping_criteria", "levels"):
             value = getattr(self, name)
-            _require(value is None or isinstance(value, Iterable), f"{name} must be a list, not {value!r}")
+            require(value is None or isinstance(value, Iterable), f"{name} must be a list, not {value!r}")
             if value is not None or name != "levels":  # None means no stop strings, but all levels
                 object.__setattr__(self, name, () if value is None else tuple(value))
         for name in ("ignore_eos", "speculate"):
-            _check(self, name, lambda v: isinstance(v, bool), "be True or False")
+            check(self, name, lambda v: isinstance(v, bool), "be True or False")
         for name in ("max_new_tokens", "min_new_tokens", "top_k"):
-            _check(self, name, _at_least(0), "be an integer >= 0")
-        _require(
+            check(self, name, at_least(0), "be an integer >= 0")
+        require(
             self.min_new_tokens <= self.max_new_tokens,
             f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})",
         )
-        _check(self, "temperature", lambda v: _is_number(v) and v >= 0, "be a number >= 0")
-        _check(self, "top_p", lambda v: _is_number(v) and 0 < v <= 1, "lie in (0, 1]")
-        _check(self, "min_p", _is_share, "lie in [0, 1]")
-        _check(self, "repetition_penalty", lambda v: _is_number(v) and v > 0, "be a number > 0")
-        _check(self, "seed", lambda v: v is None or _is_int(v), "be an integer or None")
-        _check(self, "n", _at_least(1), "be an integer >= 1")
-        _check(self, "logprobs", lambda v: v is None or _at_least(0)(v), "be an integer >= 0 or None")
-        _check(self, "bypass_threshold", lambda v: v is None or _is_share(v), "lie in [0, 1]")
+        check(self, "temperature", lambda v: is_number(v) and v >= 0, "be a number >= 0")
+        check(self, "top_p", lambda v: is_number(v) and 0 < v <= 1, "lie in (0, 1]")
+        check(self, "min_p", is_share, "lie in [0, 1]")
+        check(self, "repetition_penalty", lambda v: is_number(v) and v > 0, "be a number > 0")
+        check(self, "seed", lambda v: v is None or is_int(v), "be an integer or None")
+        check(self, "n", at_least(1), "be an integer >= 1")
+        check(self, "logprobs", lambda v: v is None or at_least(0)(v), "be an integer >= 0 or None")
+        check(self, "bypass_threshold", lambda v: v is None or is_share(v), "lie in [0, 1]")
         for text in self.stop:
-            _require(_is_name(text), f"a stop string must be a non-empty string, not {text!r}")
+            require(is_name(text), f"a stop string must be a non-empty string, not {text!r}")
         for token in self.stop_token_ids:
-            _require(_at_least(0)(token), f"stop_token_ids must be ids >= 0, not {token!r}")
+            require(at_least(0)(token), f"stop_token_ids must be ids >= 0, not {token!r}")
         check_callables("logits_processors:", self.logits_processors)
         check_callables("stopping_criteria:", self.stopping_criteria)
         for level in self.levels or ():
-            _require(isinstance(level, str), f"levels must be names of levels, not {level!r}")
+            require(isinstance(level, str), f"levels must be names of levels, not {level!r}")
 
     def for_request(self) -> SamplingParams:
         """The same with processors and criteria of one request's own."""
@@ -194,12 +143,12 @@ class BypassConfig:
             object.__setattr__(self, "gain", self.threshold is None)
         if self.threshold is None:
             object.__setattr__(self, "threshold", 0.3)
-        _require(_is_share(self.threshold), f"bypass threshold must lie in [0, 1], not {self.threshold!r}")
-        _require(isinstance(self.gain, bool), f"bypass gain must be True, False or None, not {self.gain!r}")
+        require(is_share(self.threshold), f"bypass threshold must lie in [0, 1], not {self.threshold!r}")
+        require(isinstance(self.gain, bool), f"bypass gain must be True, False or None, not {self.gain!r}")
         for name in ("min_tests", "probe_every", "probe_max"):
             value = getattr(self, name)
-            _require(_at_least(1)(value), f"bypass {name} must be an integer >= 1, not {value!r}")
-        _require(
+            require(at_least(1)(value), f"bypass {name} must be an integer >= 1, not {value!r}")
+        require(
             self.probe_every <= self.probe_max,
             f"bypass probe_every ({self.probe_every}) must not exceed probe_max ({self.probe_max})",
         )
@@ -211,7 +160,8 @@ class LevelConfig:
     """One level of a cascade: exactly one of `drafter` and `model`.
 
     Attributes:
-        drafter: a registered name, or a Drafter object.
+        drafter: a registered name, a Drafter object, or a list of such and of `LevelConfig`s whose proposals are
+            merged into one tree.
         model: a hub name, a folder, a GGUF file, a transformers model object, or "self" (a copy of
             the target in `dtype`).
         name: how stats call the level; made unique if left out.
@@ -223,6 +173,9 @@ class LevelConfig:
         controller: the registered name of the policy that sets K.
         bypass: overrides the cascade's.
         tail: a middle level appends guesses of the drafter below to its own tokens, for the level above to verify.
+        tree: the shape of what a model proposes: "chain"; "dynamic", the nodes most likely to be accepted; or numbers
+            of children by depth, such as (3, 2, 1). K is its depth. A tree is grown by the model alone.
+        budget: how many nodes a tree may have, of a model as of any drafter that proposes one.
         options: reach the drafter's and the controller's constructors as keyword arguments.
     """
 
@@ -238,29 +191,43 @@ class LevelConfig:
     controller: str = "pid"
     bypass: BypassConfig | None = None
     tail: bool = False
+    tree: Any = "chain"
+    budget: int = 32
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one = (self.drafter is None) != (self.model is None)
-        _require(one, "a level needs exactly one of drafter=... and model=...")
-        _require(self.name is None or _is_name(self.name), f"a level's name must be a string, not {self.name!r}")
-        _check(self, "controller", _is_name, "be a registered name")
-        _require(
+        require(one, "a level needs exactly one of drafter=... and model=...")
+        if isinstance(self.drafter, (list, tuple)):
+            object.__setattr__(self, "drafter", tuple(self.drafter))
+            require(len(self.drafter) > 0, "drafter is an empty list: name at least one drafter")
+        require(self.name is None or is_name(self.name), f"a level's name must be a string, not {self.name!r}")
+        check(self, "controller", is_name, "be a registered name")
+        require(
             isinstance(self.options, Mapping) and all(isinstance(key, str) for key in self.options),
             f"options must be a dict with strings as keys, not {self.options!r}",
         )
-        _require(self.bypass is None or isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
+        require(self.bypass is None or isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
         if self.dtype is not None:
             name = str(self.dtype).removeprefix("torch.")
             if name not in DTYPES:
                 raise ConfigError(f"unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
             object.__setattr__(self, "dtype", name)
         for key in ("k_min", "k_max"):
-            _check(self, key, _at_least(0), "be an integer >= 0")
-        _require(self.k_min <= self.k_max, f"k_min ({self.k_min}) must not exceed k_max ({self.k_max})")
+            check(self, key, at_least(0), "be an integer >= 0")
+        require(self.k_min <= self.k_max, f"k_min ({self.k_min}) must not exceed k_max ({self.k_max})")
+        check(self, "budget", at_least(1), "be an integer >= 1")
+        if not isinstance(self.tree, str):
+            many = isinstance(self.tree, (list, tuple))
+            object.__setattr__(self, "tree", tuple(self.tree) if many else (self.tree,))
+        require(
+            self.tree in TREES
+            or (isinstance(self.tree, tuple) and self.tree != () and all(map(at_least(1), self.tree))),
+            f'tree must be "chain", "dynamic" or numbers of children by depth such as (3, 2, 1), not {self.tree!r}',
+        )
         if self.k is not None:
-            _require(
-                _is_int(self.k) and (self.k == 0 or self.k_min <= self.k <= self.k_max),
+            require(
+                is_int(self.k) and (self.k == 0 or self.k_min <= self.k <= self.k_max),
                 f"k must lie between k_min ({self.k_min}) and k_max ({self.k_max}), not {self.k!r}",
             )
 
@@ -295,32 +262,52 @@ class CascadeConfig:
         object.__setattr__(self, "levels", tuple(self.levels))
         many = isinstance(self.plugins, (list, tuple))
         object.__setattr__(self, "plugins", tuple(self.plugins) if many else (self.plugins,))
-        _require(len(self.levels) > 0, "a cascade needs a target: levels is empty")
-        _check(self, "rule", _is_name, "be a registered name")
-        _require(isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
-        _check(self, "max_batch", _at_least(1), "be an integer >= 1")
-        _check(self, "max_length", lambda v: v is None or _at_least(2)(v), "be an integer >= 2 or None")
-        _check(self, "seed", lambda v: v is None or _is_int(v), "be an integer or None")
+        require(len(self.levels) > 0, "a cascade needs a target: levels is empty")
+        check(self, "rule", is_name, "be a registered name")
+        require(isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
+        check(self, "max_batch", at_least(1), "be an integer >= 1")
+        check(self, "max_length", lambda v: v is None or at_least(2)(v), "be an integer >= 2 or None")
+        check(self, "seed", lambda v: v is None or is_int(v), "be an integer or None")
 
 
 def normalise_levels(config: CascadeConfig, drafter_names: Sequence[str]) -> list[LevelConfig]:
     """The levels as `LevelConfig`s with unique names; checks that the last one is a model."""
-    levels: list[LevelConfig] = []
-    for item in config.levels:
-        if isinstance(item, LevelConfig):
-            level = item
-        elif isinstance(item, str):
-            level = LevelConfig(drafter=item) if item in drafter_names else LevelConfig(model=item)
-            if level.model is not None and (near := difflib.get_close_matches(item, drafter_names, 1, 0.75)):
-                raise ConfigError(f"no drafter is named {item!r}. Did you mean {near[0]!r}? A model: model={item!r}")
-        else:
-            level = LevelConfig(drafter=item) if hasattr(item, "propose") else LevelConfig(model=item)
-        levels.append(level)
+    levels = [as_level(item, drafter_names) for item in config.levels]
     if levels[-1].model is None:
         raise ConfigError("a cascade needs a target: its last level must be a model")
     if levels[-1].model == "self":
         raise ConfigError('model="self" is a copy of the target: it cannot be the target itself')
     return [replace(level, name=name) for level, name in zip(levels, _unique_names(levels), strict=True)]
+
+
+def as_level(item: Any, drafter_names: Sequence[str]) -> LevelConfig:
+    """What a user wrote as a level, or as a member of a merged one, as a `LevelConfig`."""
+    if isinstance(item, LevelConfig):
+        return item
+    if not isinstance(item, str):
+        return LevelConfig(drafter=item) if hasattr(item, "propose") else LevelConfig(model=item)
+    level = LevelConfig(drafter=item) if item in drafter_names else LevelConfig(model=item)
+    if level.model is not None and (near := difflib.get_close_matches(item, drafter_names, 1, 0.75)):
+        raise ConfigError(f"no drafter is named {item!r}. Did you mean {near[0]!r}? A model: model={item!r}")
+    return level
+
+
+def members_of(level: LevelConfig, drafter_names: Sequence[str]) -> list[LevelConfig]:
+    """The drafters that are merged at one level, with unique names; none where it is a single one.
+
+    Raises:
+        ConfigError: what one of them cannot be.
+    """
+    if not isinstance(level.drafter, tuple):
+        return []
+    members = [as_level(item, drafter_names) for item in level.drafter]
+    for member in members:
+        if isinstance(member.drafter, tuple):
+            raise ConfigError(f"level {level.name!r} merges a list within a list: write one list")
+    return [
+        replace(member, name=f"{level.name}/{name}")
+        for member, name in zip(members, _unique_names(members), strict=True)
+    ]
 
 
 def _unique_names(levels: Sequence[LevelConfig]) -> list[str]:
@@ -343,7 +330,8 @@ def _default_name(level: LevelConfig) -> str:
     if isinstance(source, str):
         base = Path(source).name.removesuffix(".gguf") or source
         return f"{base}-{level.dtype}" if source == "self" and level.dtype else base
-    if isinstance(source, (list, tuple)):
-        return "+".join(s if isinstance(s, str) else type(s).__name__ for s in source)
+    if isinstance(source, tuple):
+        parts = [s if isinstance(s, LevelConfig) else LevelConfig(drafter=s) for s in source]
+        return "+".join(part.name or _default_name(part) for part in parts)
     where = getattr(getattr(source, "config", None), "_name_or_path", "")
     return Path(where).name if where else type(source).__name__

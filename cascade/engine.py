@@ -14,10 +14,12 @@ from cascade.config import CascadeConfig, SamplingParams
 from cascade.costs import CostModel, Costs
 from cascade.errors import ConfigError, PromptError, cause_of, did_you_mean, name_of
 from cascade.level import Level
+from cascade.merged import Merged
 from cascade.noise import sample_seed
 from cascade.noise import warm_up as warm_up_noise
 from cascade.prompts import check_ids, encode
 from cascade.request import Request
+from cascade.sampling import for_drafts
 from cascade.scheduler import Scheduler
 from cascade.session import Session
 from cascade.stream import AsyncStream, Stream
@@ -136,15 +138,23 @@ class Engine:
 
     def summary(self) -> str:
         """The levels, their models, dtypes and what the load-time probes found, a line each."""
-        lines = [f"rule {self.config.rule}" + ("" if self.target.rule.lossless else " (NOT lossless)")]
+        rule = self.target.rule
+        promise = "" if rule.coupled else ": the target's distribution, not its text for a seed"
+        lines = [f"rule {self.config.rule}" + (promise if rule.lossless else " (NOT lossless)")]
         for level in self.chain.levels:
             model, role = level.model, "target" if level.is_target else "level"
-            trees = "yes" if model.trees else "no"
+            trees = "yes" if model.trees else "no, chains only"
             lines.append(f"{role} {level.name}: {model.dtype}, bit-exact: {model.exactness}, trees: {trees}")
         for governor in self.chain.governors:
-            if not isinstance(governor.drafter, Level):
-                lines.append(f"level {governor.name}: {type(governor.drafter).__name__}")
-            if governor.config.k == 0:
+            one, config = governor.drafter, governor.config
+            if not isinstance(one, Level):
+                what = f"merges {', '.join(one.names)}" if isinstance(one, Merged) else type(one).__name__
+                lines.append(f"level {governor.name}: {what}")
+            elif one.shape is not None:
+                lines.append(f"level {governor.name} drafts trees: {config.tree}, at most {config.budget} nodes")
+            elif config.tree != "chain":
+                lines.append(f"level {governor.name} drafts chains: it or what verifies it cannot do trees")
+            if config.k == 0:
                 lines.append(f"level {governor.name} is off: k=0")
         return "\n".join(reversed(lines))
 
@@ -204,10 +214,12 @@ class Engine:
         bad = next((token for token in params.stop_token_ids if token >= size), None)
         if bad is not None:
             raise ConfigError(f"stop_token_ids must lie in [0, {size}), the target's vocabulary, not {bad}")
-        if not self.target.rule.lazy and (own := [*params.logits_processors, *params.stopping_criteria]):
+        rule = self.target.rule
+        drawn = rule.coupled or not rule.lossless or (params.temperature > 0 and params.top_k != 1)
+        if not rule.lazy and drawn and (own := [one for one in params.logits_processors if not for_drafts(one)]):
             raise ConfigError(
                 f"the rule {self.config.rule} judges whole blocks, where {name_of(own[0])} needs one token after the "
-                'other: use rule="coupled"'
+                'other: use rule="coupled" or "rejection", or set its for_drafts=True if it keeps no state'
             )
         return params
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from cascade.control.base import Controller
 from cascade.control.gate import Gate
-from cascade.draft import Draft
+from cascade.draft import Draft, Verdict
+from cascade.rules import children
 
 if TYPE_CHECKING:
     from cascade.control.calibration import Calibration
@@ -42,6 +44,7 @@ class GovernedRow:
     emitted: int = 0
     k: int | None = None
     floor: float = 0.0  # confidence under which the drafter should stop before K
+    least: float = 0.0  # chance under which a node of a tree is not worth its verification
     k_sum: int = 0
     drafted: int = 0
     tested: int = 0
@@ -52,6 +55,32 @@ class GovernedRow:
     seconds: float = 0.0
     tau: float = 1.0  # rolling tokens per round of whoever verifies, bonus included
     decisions: list[tuple[int, str, str]] = field(default_factory=list)
+    members: dict[int, tuple[int, int]] = field(default_factory=dict)  # of merged drafters: nodes proposed, accepted
+
+    def count(self, proposal: Proposal, verdict: Verdict) -> None:
+        """Takes a judged proposal into the figures."""
+        self.drafted += verdict.proposed
+        self.tested += verdict.tested
+        self.accepted += verdict.accepted
+        if verdict.proposed:
+            self.verdicts.append((verdict.proposed, verdict.tested, verdict.accepted))
+            self.k_sum += proposal.k
+        self._calibrate(proposal.draft, verdict)
+        for node, mask in enumerate(proposal.draft.by or ()):
+            for member in range(mask.bit_length()):
+                if mask >> member & 1:
+                    nodes, held = self.members.get(member, (0, 0))
+                    self.members[member] = (nodes + 1, held + (node in verdict.path))
+
+    def _calibrate(self, draft: Draft, verdict: Verdict) -> None:
+        """Compares what a drafter thought of its best tokens with what came of them, at each depth that was tested."""
+        if draft.chances is None:
+            return
+        below = children(draft)
+        for node, held in zip_longest([-1, *verdict.path[: verdict.tested - 1]][: verdict.tested], verdict.path):
+            if node is not None and below[node + 1]:
+                first = below[node + 1][0]
+                self.calibration.observe(draft.chances[first], held == first)
 
     def decide(self, what: str, reason: str) -> None:
         """Notes a change of mind; while the mind stays, only its latest reason is kept."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cascade.config import BypassConfig, LevelConfig
@@ -21,6 +22,7 @@ from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, GovernedRow, Proposal
 from cascade.level import Level
+from cascade.merged import Merged
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams
@@ -35,6 +37,7 @@ WAITED = 8  # rounds without a level that say that it has been left out
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 STRETCH = 4  # a drafter that stops when in doubt is asked for so many times K
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
+RECENT_WIDTH = 0.1  # weight of one proposal in the usual width of trees
 FAST = 0.2  # weight of one round in a request's own rolling figures
 
 
@@ -77,20 +80,15 @@ class Governor:
         self.prior = PRIOR_ALPHA_SELF if isinstance(config.model, str) and config.model == "self" else PRIOR_ALPHA
         self.alpha = self.prior  # engine-wide, slow
         self.calibrations = {False: Calibration(), True: Calibration()}  # of greedy rows, and of sampled ones
+        self.width = 1.0  # nodes per token of depth in recent proposals: 1 for chains
         self.tests = 2.0 * PRIOR_TESTS  # how many tests alpha stands for
 
     # -- the life of a row ---------------------------------------------------------------------------
 
     def start(self, row_id: int, params: SamplingParams) -> None:
         """A request begins, here and below."""
-        bypass = self.bypass
-        if params.bypass_threshold is not None:
-            bypass = BypassConfig(
-                threshold=params.bypass_threshold,
-                min_tests=bypass.min_tests,
-                probe_every=bypass.probe_every,
-                probe_max=bypass.probe_max,
-            )
+        threshold, bypass = params.bypass_threshold, self.bypass
+        bypass = bypass if threshold is None else replace(bypass, threshold=threshold, gain=False)
         barred = None
         if not params.speculate:
             barred = "the request asked for plain decoding"
@@ -117,7 +115,7 @@ class Governor:
         row.emitted = emitted
         if row.shadow is not None:
             self._score_shadow(row, context)
-        if isinstance(self.drafter, Level):
+        if isinstance(self.drafter, (Level, Merged)):
             self.drafter.settle(context, emitted)
 
     def end(self, row_id: int) -> None:
@@ -144,8 +142,7 @@ class Governor:
         passed: list[tuple[int, Ask]] = []
         drafting = sum(self._drafts(self.rows[ask.context.row_id]) for ask in asks)
         among, joining = (  # those that draft, and one more
-            estimate(self.costs, self.name, verifier.name, self.alpha, len(asks), min(max(rows, 1), len(asks)))
-            for rows in (drafting, drafting + 1)
+            self._estimates(verifier, len(asks), min(max(rows, 1), len(asks))) for rows in (drafting, drafting + 1)
         )
         for i, ask in enumerate(asks):
             # A prompt's own forward is bound by arithmetic: drafts would delay the first token, and soon
@@ -158,7 +155,8 @@ class Governor:
                 cap = min(ask.cap, max(k, self.config.k_max))
                 row = self.rows[ask.context.row_id]
                 want = min(k * STRETCH if row.floor else k, cap)
-                own.append((i, ask.below(ask.context, want, cap, row.floor, row.calibration.chance)))
+                doubt = {"floor": row.floor, "least": row.least, "chance": row.calibration.chance}
+                own.append((i, ask.below(ask.context, want, cap, nodes=self.config.budget, **doubt)))
             else:
                 passed.append((i, ask))
         if own:
@@ -184,7 +182,7 @@ class Governor:
             try:
                 if draft.error is not None:  # what came before it may still hold
                     self._complain(self.rows[ask.context.row_id], draft.error, not len(draft))
-                checked = check_draft(draft, ask.cap, self.vocab_size)
+                checked = check_draft(draft, ask.cap, self.vocab_size, ask.nodes, ask.needs_q)
                 if checked.origin is None or not isinstance(self.drafter, Level):
                     checked.origin = self.index  # only a level knows of others below it
                 if not verifier.model.trees:
@@ -194,8 +192,10 @@ class Governor:
                 continue
             proposals.append(Proposal(checked, self, self.rows[ask.context.row_id].k or ask.want))
             self.rows[ask.context.row_id].seconds += seconds / len(asks)
-        drafted = sum(len(p.draft) for p in proposals)
+        drafted = sum(p.draft.depth for p in proposals)
         if drafted:
+            width = sum(len(p.draft) for p in proposals) / drafted
+            self.width += RECENT_WIDTH * (width - self.width)
             self.costs.observe_draft(self.name, 1, seconds * len(asks) / drafted, len(asks))
         return proposals
 
@@ -237,8 +237,11 @@ class Governor:
         speed = self._speedup(row, k, estimates)
         gain = speed / self._without(ask)
         if level is not None and row.controller.adapts and row.controller.k_min == 1:  # more are wanted at any rate
-            wider = (estimates.verify(k + 1) - 1) / k  # what a token more makes the verifier's forward take
+            wider = (estimates.verify(k + 1) - 1) / (
+                k * self.width
+            )  # what a node more makes the verifier's forward take
             row.floor = least_confidence(estimates.price(1) + wider, speed)
+            row.least = least_confidence(wider, speed)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
             worth, reason = self._invest(ask, level, gain, emitted, estimates.token_seconds)
@@ -255,6 +258,13 @@ class Governor:
         if decision.probe and row.shadow is None and len(ask.context) == ask.context.committed:
             self._probe(row, ask, k, verifier, estimates.token_seconds)
         return k if decision.open else 0
+
+    def _estimates(self, verifier: Level, batch: int, rows: int) -> Estimates:
+        """What drafting costs a row now; K tokens of a tree are the nodes that it usually has at that depth."""
+        found, width = estimate(self.costs, self.name, verifier.name, self.alpha, batch, rows), self.width
+        if width == 1.0:
+            return found
+        return replace(found, verify=lambda tokens: found.verify(1 + round((tokens - 1) * width)))
 
     def _next_k(self, row: GovernedRow, estimates: Estimates) -> int:
         return min(max(row.controller.next_k(estimates), 1), self.config.k_max)
@@ -296,16 +306,9 @@ class Governor:
     def observe(self, row_id: int, proposal: Proposal, verdict: Verdict) -> None:
         """A draft of this level was judged, by whichever level asked for it."""
         row = self.rows[row_id]
-        row.drafted += verdict.proposed
-        row.tested += verdict.tested
-        row.accepted += verdict.accepted
-        if verdict.proposed:
-            row.verdicts.append((verdict.proposed, verdict.tested, verdict.accepted))
-            row.k_sum += proposal.k
-        for i, chance in enumerate((proposal.draft.chances or ())[: verdict.tested]):
-            row.calibration.observe(chance, i < verdict.accepted)
+        row.count(proposal, verdict)
         row.tau += FAST * (verdict.accepted + 1 - row.tau)
-        row.controller.observe(Outcome(proposal.k, verdict.proposed, verdict.tested, verdict.accepted))
+        row.controller.observe(Outcome(proposal.k, proposal.draft.depth, verdict.tested, verdict.accepted))
         self._learn(row, verdict.tested, verdict.accepted)
 
     def _learn(self, row: GovernedRow, tested: int, accepted: int) -> None:

@@ -8,77 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from cascade.draft import Ask, Context, Draft, Verdict
+from cascade.draft import Ask, Context, Draft, Verdict, extended, first_nodes, first_path
 from cascade.drafter import Drafter
-from cascade.errors import DecodeError
 from cascade.governed import NOTHING, Proposal
-from cascade.rows import CausalModel, Feed, Row, Scores
-from cascade.rules import Rule
+from cascade.growth import Shape, grow
+from cascade.progress import LevelRow, Progress
+from cascade.rows import CausalModel, Feed, Scores
+from cascade.rules import Coupled, Rule
 from cascade.sampling import Sampler
 from cascade.timing import Timing
+from cascade.walk import Dice, Walk
 
 if TYPE_CHECKING:
     from cascade.config import SamplingParams
     from cascade.costs import Costs
     from cascade.governor import Governor
 
+COUPLED = Coupled()  # where nothing is left to chance, every lossless rule that draws is this one
+
 PROBE_TOKENS = 16  # positions a probe compares at most: the latest ones, which say most about what comes
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far one ask has come within one call of `Level.advance`.
-
-    Attributes:
-        context: the ask's context with the tokens held so far appended.
-        tokens, origins: what is held, and the level that first proposed each token.
-        logprobs: per token, where the request asks for them (target only).
-        verdicts: how each draft fared, with the proposal it came from.
-        chances: how sure this level was of each token, if it was asked: its best token's probability, which for
-            sampled rows says more than the token's own.
-        confidence: by these, the chance that all tokens held are its verifier's too.
-        ended: the text is over, or this level cannot continue it.
-        error: why the row failed.
-    """
-
-    ask: Ask
-    context: Context
-    tokens: list[int] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, float]] = field(default_factory=list)
-    verdicts: list[tuple[Proposal, Verdict]] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    confidence: float = 1.0
-    ended: bool = False
-    error: Exception | None = None
-
-    @property
-    def room(self) -> int:
-        """How many more tokens the asker can use."""
-        return self.ask.cap - len(self.tokens)
-
-    @property
-    def wants(self) -> bool:
-        """Whether the row stays in the loop: it leaves on want, cap, doubt, end or error, each on its own."""
-        enough = len(self.tokens) >= max(self.ask.want, 1) or self.confidence < self.ask.floor
-        return not self.ended and not enough and self.room > 0
-
-
-@dataclass(slots=True)
-class LevelRow:
-    """What a level keeps of one request: its cache, its sampler and its counters."""
-
-    cache: Row
-    sampler: Sampler | None = None
-    forwards: int = 0
-    tokens_fed: int = 0
-    seconds: float = 0.0
 
 
 class Level(Drafter):
@@ -95,6 +49,8 @@ class Level(Drafter):
         end_ids: tokens that end a text.
         tail: after its own tokens, hand up guesses of the drafter below as well, unverified: the level
             above verifies a few more tokens for almost nothing while it is bound by memory.
+        shape: of the trees that it hands up, grown by its own model alone; None: chains.
+        vocab_size: ids that the target may emit: what a larger head has beyond them is impossible.
     """
 
     def __init__(
@@ -110,6 +66,8 @@ class Level(Drafter):
         is_target: bool = False,
         end_ids: Sequence[int] = (),
         tail: bool = False,
+        shape: Shape | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.index = index
         self.name = name
@@ -121,6 +79,8 @@ class Level(Drafter):
         self.is_target = is_target
         self.end_ids = tuple(end_ids)
         self.tail = tail
+        self.shape = shape
+        self.vocab_size = vocab_size or model.vocab_size
         self.timing = Timing(name, model, costs, clock)
         self.rows: dict[int, LevelRow] = {}
         self.forwards = 0  # of all rows together, ever
@@ -152,19 +112,28 @@ class Level(Drafter):
     # -- the round loop ------------------------------------------------------------------------------
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """This model's own continuation of each context, at least `want` tokens where it can."""
-        progress = self.advance(asks)
-        if self.tail:
-            self._append_tails(progress)
-        return [
-            Draft(
-                p.tokens,
-                origin=p.origins,
-                chances=p.chances if len(p.chances) == len(p.tokens) else None,
-                error=p.error,
-            )
-            for p in progress
-        ]
+        """This model's own continuation of each context, at least `want` tokens deep where it can."""
+        if self.shape is not None:
+            drafts = grow(self, asks, self.shape)
+        else:
+            drafts = [self._draft(progress) for progress in self.advance(asks)]
+        return self._with_tails(asks, drafts) if self.tail else drafts
+
+    def _draft(self, progress: Progress) -> Draft:
+        """What a row holds, as a proposal. q travels only with tokens that were truly drawn from it."""
+        tokens, q = progress.tokens, progress.q
+        if q and not self.rule.lazy:
+            # How many tokens a whole block yields says something of them: only what comes in any case is a draw.
+            tokens, q = tokens[: max(progress.ask.want, 1)], q[: max(progress.ask.want, 1)]
+        count = len(tokens)
+        chances = progress.chances[:count] if len(progress.chances) >= count else None
+        return Draft(
+            tokens, None, self.told(q) if len(q) == count else None, progress.origins[:count], chances, progress.error
+        )
+
+    def told(self, q: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Distributions of this model as whoever asks needs them, [N, vocab_size]: its head may be smaller."""
+        return functional.pad(torch.stack(list(q)), (0, self.vocab_size - len(q[0]))) if q else None
 
     def advance(self, asks: Sequence[Ask]) -> list[Progress]:
         """Rounds of ask, score, walk and append, until every row holds what it was asked for."""
@@ -179,15 +148,21 @@ class Level(Drafter):
                 start = stop
         return progress
 
-    def _append_tails(self, progress: Sequence[Progress]) -> None:
-        """Appends what the drafter below would say next, as far as there is room."""
-        rows = [row for row in progress if row.tokens and not row.ended and row.room > 0]
-        if not rows:
-            return
-        for row, proposal in zip(rows, self._ask_below(rows, keep=0), strict=True):
-            if proposal.draft.parents is None:
-                row.tokens += proposal.draft.tokens
-                row.origins += proposal.draft.origins()
+    def _with_tails(self, asks: Sequence[Ask], drafts: Sequence[Draft]) -> list[Draft]:
+        """The drafts, each first path with what the drafter below would say next, as far as there is room."""
+        out, longer = list(drafts), []
+        for i, (ask, draft) in enumerate(zip(asks, drafts, strict=True)):
+            path = first_nodes(draft)
+            tokens = [draft.tokens[node] for node in path]
+            if path and len(path) < ask.cap and not self._sampler(ask).ends(tokens[-1]):
+                longer.append((i, path, Progress(ask, ask.context.extended(tokens), tokens)))
+        if longer:
+            proposals = self._ask_below([row for _, _, row in longer], keep=0)
+            for (i, path, _), proposal in zip(longer, proposals, strict=True):
+                room = len(proposal.draft) if out[i].parents is None else max(asks[i].nodes - len(out[i]), 0)
+                guesses = first_path(proposal.draft)
+                out[i] = extended(out[i], path[-1], guesses.picked(range(min(room, len(guesses)))))
+        return out
 
     def fits(self, context: Context) -> bool:
         """Whether the model can score the position after this context."""
@@ -202,7 +177,10 @@ class Level(Drafter):
             cap = row.room - keep
             if self.model.max_length is not None:
                 cap = min(cap, self.model.max_length - len(row.context))
-            asks.append(row.ask.below(row.context, cap, cap))
+            state, fresh = self.rows[row.context.row_id], {}
+            if not self._rule(row.ask).coupled:
+                fresh = {"noise": self._dice(row.ask, state).fresh(), "needs_q": self.rule.needs_q}
+            asks.append(row.ask.below(row.context, cap, cap, **fresh))
         return self.source.draft(asks, self)
 
     def _score(self, active: Sequence[Progress], proposals: Sequence[Proposal]) -> Scores:
@@ -215,11 +193,12 @@ class Level(Drafter):
             tokens = row.context.tokens[cached:].tolist() + list(draft.tokens)
             feeds.append(Feed(state.cache, tokens, len(draft) + 1, draft.parents))
         greedy = any(self._sampler(row.ask).plain for row in active)
-        scores = Scores.of(self.model.forward(feeds), greedy=greedy, sure=any(row.ask.floor for row in active))
-        self._account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
+        logits = self.model.forward(feeds)[:, : self.vocab_size]
+        scores = Scores.of(logits, greedy=greedy, sure=any(row.ask.floor for row in active))
+        self.account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
         return scores
 
-    def _account(self, states: Sequence[LevelRow], feeds: Sequence[Feed], seconds: float) -> None:
+    def account(self, states: Sequence[LevelRow], feeds: Sequence[Feed], seconds: float) -> None:
         """Books a forward: each row bears an equal share of its time."""
         self.forwards += 1
         self.forward_seconds += seconds
@@ -231,74 +210,66 @@ class Level(Drafter):
 
     def _judge(self, row: Progress, proposal: Proposal, scores: Scores) -> None:
         """Walks the draft, appends what held and this level's own token, and crops the cache."""
-        state, draft = self.rows[row.context.row_id], proposal.draft
+        state, draft, rule = self.rows[row.context.row_id], proposal.draft, self._rule(row.ask)
         sampler = self._sampler(row.ask)
-        choose = self._greedy(scores.picks) if sampler.plain else self._lazy(row, draft, sampler, scores.logits)
-        walked: list[int] = []  # nodes that held so far
-
-        def step(node: int) -> int:
-            if node >= 0:
-                walked.append(node)
-            return choose(node)
+        walk = Walk(row.context, draft, sampler, scores, self._dice(row.ask, state))
 
         def ends(token: int) -> bool:
             return sampler.ends(token) or (row.ask.ends is not None and row.ask.ends(token))
 
         base = len(row.context)
         try:
-            verdict = self.rule.walk(draft, step, ends)
+            verdict = rule.walk(draft, walk, ends)
         except Exception as error:  # a processor that raises, logits that are not numbers: this row alone fails
             row.error, row.ended = error, True
-            verdict = Verdict(walked, None, len(walked), len(walked), len(draft))  # what held, holds
+            held = walk.walked if rule.lazy else []
+            verdict = Verdict(held, None, len(held), len(held), len(draft))  # what held, holds
         if draft.parents is not None:
             state.cache.keep(base, verdict.path)
         state.cache.crop(base + verdict.accepted)
+        self._append(row, draft, verdict, walk, scores)
+        row.ended = row.ended or (bool(verdict.chain) and sampler.ends(verdict.chain[-1]))
+        if proposal.governor is not None:
+            proposal.governor.observe(row.context.row_id, proposal, verdict)
+        row.verdicts.append((proposal, verdict))
+
+    def _append(self, row: Progress, draft: Draft, verdict: Verdict, walk: Walk, scores: Scores) -> None:
+        """Appends what a draft came to, with what is known of each token."""
         origins = draft.origins()
         verdict.chain = [draft.tokens[node] for node in verdict.path]
         row.origins += [origins[node] for node in verdict.path]
         if verdict.extra is not None:
             verdict.chain.append(verdict.extra)
             row.origins.append(self.index)
-        row.ended = row.ended or (bool(verdict.chain) and sampler.ends(verdict.chain[-1]))
+        if self.is_target:
+            row.logprobs += walk.report(verdict)
+        elif row.ask.needs_q and not self._rule(row.ask).coupled and self.rule.lossless and row.error is None:
+            row.q += walk.q(verdict)
         row.tokens += verdict.chain
         row.context = row.context.extended(verdict.chain)
-        row.verdicts.append((proposal, verdict))
         if scores.chances is not None:
             scored = [0, *(node + 1 for node in verdict.path)]
             chances = [scores.chances[i] for i in scored[: len(verdict.chain)]]
-            row.confidence *= math.prod(map(row.ask.chance, chances))
             row.chances += chances
-        if proposal.governor is not None:
-            proposal.governor.observe(row.context.row_id, proposal, verdict)
+            if self.rule.lazy or self.source is None:  # else where a round stops says something of its tokens
+                row.confidence *= math.prod(map(row.ask.chance, chances))
 
-    @staticmethod
-    def _greedy(picks: Sequence[int | None] | None) -> Callable[[int], int]:
-        assert picks is not None
+    def _rule(self, ask: Ask) -> Rule:
+        """The rule by which a row's drafts are judged."""
+        drawn = self.rule.lossless and not self.rule.coupled
+        return COUPLED if drawn and self._sampler(ask).greedy else self.rule
 
-        def choose(node: int) -> int:
-            pick = picks[node + 1]
-            if pick is None:
-                raise DecodeError("the model's logits are not numbers: NaN or infinite")
-            return pick
+    def state(self, ask: Ask) -> tuple[LevelRow, Sampler]:
+        """What is kept of a row, and its sampler."""
+        return self.rows[ask.context.row_id], self._sampler(ask)
 
-        return choose
-
-    def _lazy(self, row: Progress, draft: Draft, sampler: Sampler, logits: torch.Tensor) -> Callable[[int], int]:
-        """Samples one node at a time, on the true prefix: each token only after the one before it held."""
-        prefix = row.context
-
-        def choose(node: int) -> int:
-            nonlocal prefix
-            if node >= 0:
-                prefix = prefix.extended([draft.tokens[node]])
-            token = sampler.sample(logits[node + 1], prefix.tokens)
-            if self.is_target and sampler.logprobs is not None:
-                row.logprobs.append(sampler.logprobs)
-            return token
-
-        return choose
+    def _dice(self, ask: Ask, state: LevelRow) -> Dice:
+        if state.dice is None:
+            state.dice = Dice(ask.noise, self.index)
+        return state.dice
 
     def _sampler(self, ask: Ask) -> Sampler:
+        """The row's sampler; its noise, in a draft that is drawn with fresh noise, is that of its first ask."""
         row = self.rows[ask.context.row_id]
         if row.sampler is None:
             row.sampler = Sampler(ask.params, ask.noise, self.end_ids, ask.prompt_length, draft=not self.is_target)
@@ -317,11 +288,11 @@ class Level(Drafter):
         keep = min(len(fed), PROBE_TOKENS + 1)
         began = self.clock()
         feed = Feed(state.cache, fed, keep)
-        logits = self.model.forward([feed])
-        self._account([state], [feed], self.clock() - began)
+        logits = self.model.forward([feed])[:, : self.vocab_size]
+        self.account([state], [feed], self.clock() - began)
         sampler, first = self._sampler(ask), len(tokens) - keep + 1
         state.cache.crop(len(tokens) - 1)
-        if sampler.plain:
+        if sampler.plain or not self.rule.coupled:  # which draw from p and from q by themselves
             choices = logits[:-1].argmax(-1).cpu().numpy()
         else:
             choices = np.array([sampler.sample(logits[i], tokens[: first + i]) for i in range(keep - 1)], np.int64)

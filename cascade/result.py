@@ -25,6 +25,8 @@ class LevelStats:
         dropped: proposals that failed or broke the contract.
         decisions: (round, what, reason) whenever its governor changed its mind. `what` is "wait" (a
             model whose prompt is not worth prefilling yet), "propose", "bypass" or "off".
+        members: of drafters that are merged at this level: (name, nodes proposed, nodes accepted), a node that several
+            proposed counted for each.
     """
 
     name: str
@@ -42,6 +44,7 @@ class LevelStats:
     proposals: int = 0
     dropped: int = 0
     decisions: tuple[tuple[int, str, str], ...] = ()
+    members: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cascade.chain import Chain
 from cascade.errors import DecodeError
-from cascade.level import LevelRow, Progress
+from cascade.progress import LevelRow, Progress
 from cascade.request import Request
 from cascade.result import Chunk, Result
 from cascade.stats import Ledger

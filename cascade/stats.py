@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cascade.chain import Chain
+from cascade.governed import GovernedRow
 from cascade.governor import Governor
 from cascade.level import Level
+from cascade.merged import Merged
 from cascade.request import Request
 from cascade.result import Chunk, LevelStats, Stats
 from cascade.trace import LevelRound, Round
@@ -104,4 +106,10 @@ class Ledger:
             proposals=len(own.verdicts) if own is not None else 0,
             dropped=own.dropped if own is not None else 0,
             decisions=tuple(own.decisions) if own is not None else (),
+            members=_members(governor, own) if governor is not None and own is not None else (),
         )
+
+
+def _members(governor: Governor, row: GovernedRow) -> tuple[tuple[str, int, int], ...]:
+    names = governor.drafter.names if isinstance(governor.drafter, Merged) else ()
+    return tuple((name, *row.members.get(i, (0, 0))) for i, name in enumerate(names))

@@ -449,3 +449,33 @@ def test_a_closed_pipe_ends_quietly(toy):
     assert run.wait(timeout=60) == 0
     assert run.stderr.read() == ""
     run.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "tree", "drafter"),
+    [
+        ("model=M,tree=dynamic,budget=12", "dynamic", None),
+        ("model=M,tree=3x2x1", (3, 2, 1), None),
+        ("model=M,tree=2", (2,), None),
+        ("ngram+suffix", "chain", ("ngram", "suffix")),
+        ("drafter=ngram+suffix,k=4", "chain", ("ngram", "suffix")),
+    ],
+)
+def test_trees_and_merged_drafters_of_the_command_line(text, tree, drafter):
+    level = parse_level(text, ["ngram", "suffix"])
+    assert (level.tree, level.drafter) == (tree, drafter)
+    assert level.budget == (12 if "budget" in text else 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model=M,tree=3x", "tree must be an integer, not ''"),
+        ("model=M,tree=bush", 'tree must be "chain", "dynamic" or numbers'),
+        ("model=M,tree=0x2", "tree must be"),
+        ("model=M,budget=0", "budget must be an integer >= 1"),
+    ],
+)
+def test_trees_that_are_refused(text, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        parse_level(text, ["ngram"])

@@ -164,9 +164,24 @@ def test_a_rule_that_needs_whole_blocks_refuses_processors_by_name() -> None:
     made = engine("oracle")
     made.target.rule = Whole()
     assert made.generate(PROMPT, PARAMS).tokens
-    for field in ("logits_processors", "stopping_criteria"):
-        with pytest.raises(ConfigError, match="Counting needs one token after the other"):
-            made.generate(PROMPT, dataclasses.replace(PARAMS, **{field: [Counting()]}))
+    with pytest.raises(ConfigError, match="Counting needs one token after the other"):
+        made.generate(PROMPT, dataclasses.replace(PARAMS, logits_processors=[Counting()]))
+    stopped = made.generate(PROMPT, dataclasses.replace(PARAMS, stopping_criteria=[After(3)]))
+    assert len(stopped.tokens) == 3, "criteria are asked about what was accepted, in order"
+
+
+@pytest.mark.parametrize("rule", ["block", "traversal"])
+def test_whole_blocks_and_processors(rule: str) -> None:
+    """What keeps no state can be asked about every node; a greedy text is walked token by token whatever the rule."""
+    known = hf.SuppressTokensLogitsProcessor(range(0, 32, 2))
+    levels = [LevelConfig(model=ToyModel(seed=5), k=3, controller="fixed", name="draft"), ToyModel()]
+    made = Engine(CascadeConfig(levels, rule=rule), costs=FixedCosts(lambda *_: 1.0), check=True)
+    odd = made.generate(PROMPT, dataclasses.replace(PARAMS, logits_processors=[known])).tokens
+    assert all(token % 2 for token in odd)
+    greedy = dataclasses.replace(PARAMS, temperature=0.0, logits_processors=[Counting()])
+    assert made.generate(PROMPT, greedy).tokens == engine().generate(PROMPT, greedy).tokens
+    with pytest.raises(ConfigError, match='use rule="coupled" or "rejection"'):
+        made.generate(PROMPT, dataclasses.replace(PARAMS, logits_processors=[Counting()]))
 
 
 # -- parameters and prompts ----------------------------------------------------------------------------

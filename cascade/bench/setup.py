@@ -59,8 +59,7 @@ class Plan:
         """What must be equal where a file is continued; known before a model is loaded. Raises ConfigError."""
         return {
             "levels": [
-                {field.name: _plain(getattr(level, field.name)) for field in fields(LevelConfig)}
-                | {"weights": _weights(level.model)}
+                _plain(level) | {"weights": _weights(level.model)}
                 for level in normalise_levels(self.config, drafter_names)
             ],
             "rule": self.config.rule,
@@ -121,6 +120,8 @@ def _plain(value: Any) -> Any:
     """A field of a configuration as JSON has it; an object is the name of its class."""
     if isinstance(value, BypassConfig):
         return asdict(value)
+    if isinstance(value, LevelConfig):  # of drafters that are merged
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(LevelConfig)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

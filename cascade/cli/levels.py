@@ -17,14 +17,15 @@ from cascade.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from cascade.plugins import Plugins
 
-TEXTS = ("drafter", "model", "name", "dtype", "device", "tokenizer", "controller")
-NUMBERS = ("k", "k_min", "k_max")
+TEXTS = ("drafter", "model", "name", "dtype", "device", "tokenizer", "controller", "tree")
+NUMBERS = ("k", "k_min", "k_max", "budget")
 OPTIONS = "options."
 WORDS = {"true": True, "false": False, "none": None}
 
 LEVEL_HELP = (
     "a level, bottom to top, the target last: a drafter or a model, then key=value pairs after commas "
     f"({', '.join(TEXTS + NUMBERS)}, {OPTIONS}ANY), as in: --level ngram,k=8 --level model=PATH,dtype=int8 --level PATH"
+    ". A tree is dynamic, or children by depth such as 3x2x1; drafters joined by + are merged into one tree"
 )
 
 
@@ -83,6 +84,10 @@ def parse_level(text: str, drafters: Collection[str]) -> LevelConfig:
             raise ConfigError(f"--level {text}: {key} is given twice")
         else:
             fields[key] = _number(key, value, text) if key in NUMBERS else value
+    if "x" in fields.get("tree", "") or fields.get("tree", "").isdigit():
+        fields["tree"] = tuple(_number("tree", count, text) for count in fields["tree"].split("x"))
+    if fields.get("drafter") not in drafters and "+" in fields.get("drafter", ""):
+        fields["drafter"] = fields["drafter"].split("+")
     try:
         return LevelConfig(**fields, options=options)
     except ConfigError as error:
@@ -107,7 +112,7 @@ def _pair(part: str, text: str, drafters: Collection[str], *, bare: bool) -> tup
 
 def _bare(word: str, drafters: Collection[str]) -> tuple[str, str]:
     """A drafter by name, else a model; a near miss of a drafter is refused instead of searched on the hub."""
-    if word in drafters:
+    if word in drafters or ("+" in word and all(part in drafters for part in word.split("+"))):
         return "drafter", word
     close = difflib.get_close_matches(word, drafters, n=1)
     if close and "/" not in word and not Path(word).exists():

@@ -1,0 +1,239 @@
+"""Trees that a draft model grows from its own probabilities, with one forward per depth.
+
+A wide tree costs the draft model little more than a chain, since a forward of a few tokens takes about as long as
+one of one; what it costs the verifier is a question of the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cascade.draft import Ask, Draft
+from cascade.errors import DecodeError
+from cascade.noise import Noise, sample_seed
+from cascade.rows import Feed, Scores
+from cascade.sampling import Branch
+
+if TYPE_CHECKING:
+    from cascade.level import Level
+    from cascade.progress import LevelRow
+    from cascade.sampling import Sampler
+
+
+class Shape:
+    """How wide a tree is at each depth.
+
+    Attributes:
+        draws: how many children a node has does not depend on what is drawn: q stays true.
+    """
+
+    draws: bool = True
+
+    def children(self, depth: int) -> int:
+        """How many children a node at `depth` tries to have; -1 is the context's end."""
+        raise NotImplementedError
+
+    def nodes(self, depth: int, budget: int) -> int:
+        """How many nodes a tree of this depth has."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Fixed(Shape):
+    """Every node of a depth has as many children; beyond the depths given, one.
+
+    Attributes:
+        branching: children of the context's end, of each of its children, and so on.
+    """
+
+    branching: tuple[int, ...]
+
+    def children(self, depth: int) -> int:
+        """See `Shape.children`."""
+        return self.branching[depth + 1] if depth + 1 < len(self.branching) else 1
+
+    def nodes(self, depth: int, budget: int) -> int:
+        """See `Shape.nodes`."""
+        total, wide = 0, 1
+        for d in range(depth):
+            wide *= self.children(d - 1)
+            total += wide
+        return min(total, budget)
+
+
+class Dynamic(Shape):
+    """The nodes that are most likely to be accepted, as many as the budget allows.
+
+    A node's chance is the product of the draft model's own on its path. Keeping the likeliest nodes maximises the
+    expected number of accepted tokens if these are right: OPT-Tree (Wang et al., TACL 2025), EAGLE-2 (Li et al. 2024,
+    section 4). Which nodes are kept depends on their tokens, so they have no q: under a rule that needs one the
+    tree is made of the likeliest tokens, not of drawn ones.
+    """
+
+    draws = False
+    WIDTH = 4  # children of a node that are considered: a fifth is hardly ever the one
+
+    def children(self, depth: int) -> int:
+        """See `Shape.children`."""
+        return self.WIDTH
+
+    def nodes(self, depth: int, budget: int) -> int:
+        """As many as depth times two, a guess: what is unlikely is left out."""
+        return min(2 * depth, budget)
+
+
+def shape_of(tree: Any) -> Shape | None:
+    """The shape that a configuration asks for: None for "chain"."""
+    if tree == "chain":
+        return None
+    return Dynamic() if tree == "dynamic" else Fixed(tuple(tree))
+
+
+@dataclass(slots=True)
+class Node:
+    """A node while its tree grows.
+
+    Attributes:
+        parent: its index, -1 for the context's end.
+        chance: that it holds if its parent does.
+        value: that it and all above it hold.
+        slot: where it is among the nodes that the draft model has read; -1: not read.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    chance: float
+    value: float
+    q: Any = None
+    slot: int = -1
+
+
+@dataclass(slots=True)
+class Tree:
+    """One row's tree while it grows."""
+
+    ask: Ask
+    state: LevelRow
+    sampler: Sampler
+    nodes: list[Node] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)  # nodes whose keys the draft model holds, in their order there
+    frontier: list[int] = field(default_factory=lambda: [-1])  # nodes to be read next
+    error: Exception | None = None
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root to a node."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.nodes[node].token)
+            node = self.nodes[node].parent
+        return tokens[::-1]
+
+    def feed(self) -> Feed:
+        """What the draft model reads next: at first the context, then the frontier."""
+        cache, tokens = self.state.cache, self.ask.context.tokens
+        if self.frontier == [-1]:
+            return Feed(cache, tokens[cache.sync(tokens) :].tolist(), 1)
+        for node in self.frontier:
+            self.nodes[node].slot = len(self.read)
+            self.read.append(node)
+        ups = [self.nodes[node].parent for node in self.read]
+        parents = [-1 if up < 0 else self.nodes[up].slot for up in ups]
+        return Feed(cache, [self.nodes[node].token for node in self.frontier], len(self.frontier), parents)
+
+
+def grow(level: Level, asks: Sequence[Ask], shape: Shape) -> list[Draft]:
+    """A tree per ask, at most `want` deep: all rows grow together, a forward per depth.
+
+    Raises nothing for what is wrong with one row: its draft says so.
+    """
+    trees = [Tree(ask, *level.state(ask)) for ask in asks]
+    for depth in range(max((ask.want for ask in asks), default=0)):
+        growing = [tree for tree in trees if tree.frontier and _has_room(level, tree, depth)]
+        if not growing:
+            break
+        scores = _read(level, growing)
+        start = 0
+        for tree in growing:
+            stop = start + len(tree.frontier)
+            _branch(tree, shape, scores.part(start, stop), depth)
+            start = stop
+    return [_finished(level, tree, shape) for tree in trees]
+
+
+def _has_room(level: Level, tree: Tree, depth: int) -> bool:
+    limit, length = level.model.max_length, len(tree.ask.context)
+    return depth < min(tree.ask.want, tree.ask.cap) and (limit is None or length + depth <= limit)
+
+
+def _read(level: Level, trees: Sequence[Tree]) -> Scores:
+    """One packed forward over the frontiers of all rows."""
+    began = level.clock()
+    feeds = [tree.feed() for tree in trees]
+    logits = level.model.forward(feeds)[:, : level.vocab_size]
+    scores = Scores.of(logits, greedy=False, sure=True)
+    level.account([tree.state for tree in trees], feeds, level.clock() - began)
+    return scores
+
+
+def _branch(tree: Tree, shape: Shape, scores: Scores, depth: int) -> None:
+    """Gives each node of the frontier its children, and finds the next frontier."""
+    ask, new = tree.ask, []
+    for i, node in enumerate(tree.frontier):
+        room = ask.nodes - len(tree.nodes) if shape.draws else shape.children(depth - 1)
+        count = min(shape.children(depth - 1), room)
+        if count <= 0:
+            break
+        try:
+            branches = _children(tree, node, scores.logits[i], count, shape)
+        except Exception as error:  # logits that are not numbers: what has grown so far may hold
+            tree.error = error
+            break
+        assert scores.chances is not None
+        sure = ask.chance(scores.chances[i])
+        value = tree.nodes[node].value if node >= 0 else 1.0
+        for rank, branch in enumerate(branches):
+            chance = sure if rank == 0 else (1.0 - sure) * branch.share
+            new.append(len(tree.nodes))
+            tree.nodes.append(Node(branch.token, node, depth, chance, value * chance, branch.q))
+    tree.frontier = [node for node in new if not tree.sampler.ends(tree.nodes[node].token)]
+    if not shape.draws:
+        kept = set(_likeliest(tree))
+        tree.frontier = [node for node in tree.frontier if node in kept and tree.nodes[node].value >= ask.floor]
+
+
+def _children(tree: Tree, node: int, logits: Any, count: int, shape: Shape) -> list[Branch]:
+    """The tokens after a node, likeliest first, each with its share of what the first one leaves."""
+    ask = tree.ask
+    prefix = ask.context.extended(tree.path(node)).tokens
+    if not ask.needs_q:
+        return tree.sampler.branches(logits, prefix, count, tree.sampler.noise)
+    # A number belongs to a position: nodes side by side would share it, and what one shows bias the other.
+    noise = Noise(sample_seed(ask.noise.seed, node + 2)) if shape.draws else None
+    return tree.sampler.branches(logits, prefix, count, noise)
+
+
+def _likeliest(tree: Tree) -> list[int]:
+    """The nodes to keep, in order: the likeliest within the budget. A parent is never less likely than its children."""
+    worth = [node for node in range(len(tree.nodes)) if tree.nodes[node].value >= tree.ask.least]
+    return sorted(sorted(worth, key=lambda node: -tree.nodes[node].value)[: tree.ask.nodes])
+
+
+def _finished(level: Level, tree: Tree, shape: Shape) -> Draft:
+    """The tree as a draft; the draft model keeps the keys of its first path, which most likely is the text."""
+    kept = list(range(len(tree.nodes))) if shape.draws else _likeliest(tree)
+    places = {node: place for place, node in enumerate(kept)}
+    nodes = [tree.nodes[node] for node in kept]
+    path: list[int] = []
+    for slot, node in enumerate(tree.read):
+        if tree.nodes[node].parent == (tree.read[path[-1]] if path else -1):
+            path.append(slot)
+    if tree.read:
+        tree.state.cache.keep(len(tree.ask.context), path)
+    if not nodes and tree.error is None and tree.frontier == [-1]:
+        tree.error = DecodeError(f"the text is longer than the context of {level.name}")
+    parents = [places[node.parent] if node.parent >= 0 else -1 for node in nodes]
+    q = level.told([node.q for node in nodes if node.q is not None])
+    return Draft([n.token for n in nodes], parents, q, level.index, [n.chance for n in nodes], tree.error)
