@@ -23,6 +23,7 @@ from cascade.sampling import for_drafts
 from cascade.scheduler import Scheduler
 from cascade.session import Session
 from cascade.stream import AsyncStream, Stream
+from cascade.trees import warm_up as warm_up_trees
 
 if TYPE_CHECKING:
     from cascade.custom_generate import CustomGenerate
@@ -255,6 +256,7 @@ class Engine:
     def _warm_up(self) -> None:
         """Compiles what is compiled and times what is timed, so that no request pays for it."""
         warm_up_noise()
+        warm_up_trees()
         for governor in self.chain.governors:
             getattr(governor.drafter, "warm_up", lambda: None)()
         self.target.warm_up()

@@ -23,20 +23,28 @@ if TYPE_CHECKING:
 
 
 class Shape:
-    """How wide a tree is at each depth.
+    """How wide a tree is.
 
     Attributes:
-        draws: how many children a node has does not depend on what is drawn: q stays true.
+        prunes: nodes are left out after their tokens are known: what is left has no q.
     """
 
-    draws: bool = True
+    prunes: bool = False
 
-    def children(self, depth: int) -> int:
-        """How many children a node at `depth` tries to have; -1 is the context's end."""
-        raise NotImplementedError
+    def for_draws(self) -> Shape:
+        """The shape for tokens that are handed up with their q."""
+        return self
 
-    def nodes(self, depth: int, budget: int) -> int:
-        """How many nodes a tree of this depth has."""
+    def children(self, depth: int, sure: float, share: int) -> list[int]:
+        """How many nodes each child of a node may have below it; as long as there are to be children.
+
+        Must not depend on the tokens that these children get.
+
+        Args:
+            depth: of the node; -1 is the context's end.
+            sure: the chance that the node's likeliest child holds.
+            share: how many nodes the node may have below it.
+        """
         raise NotImplementedError
 
 
@@ -50,17 +58,10 @@ class Fixed(Shape):
 
     branching: tuple[int, ...]
 
-    def children(self, depth: int) -> int:
-        """See `Shape.children`."""
-        return self.branching[depth + 1] if depth + 1 < len(self.branching) else 1
-
-    def nodes(self, depth: int, budget: int) -> int:
-        """See `Shape.nodes`."""
-        total, wide = 0, 1
-        for d in range(depth):
-            wide *= self.children(d - 1)
-            total += wide
-        return min(total, budget)
+    def children(self, depth: int, sure: float, share: int) -> list[int]:
+        """See `Shape.children`. A budget that is too small for all is shared alike."""
+        count = min(self.branching[depth + 1] if depth + 1 < len(self.branching) else 1, share)
+        return [(share - count) // count] * count
 
 
 class Dynamic(Shape):
@@ -68,20 +69,39 @@ class Dynamic(Shape):
 
     A node's chance is the product of the draft model's own on its path. Keeping the likeliest nodes maximises the
     expected number of accepted tokens if these are right: OPT-Tree (Wang et al., TACL 2025), EAGLE-2 (Li et al. 2024,
-    section 4). Which nodes are kept depends on their tokens, so they have no q: under a rule that needs one the
-    tree is made of the likeliest tokens, not of drawn ones.
+    section 4).
     """
 
-    draws = False
+    prunes = True
     WIDTH = 4  # children of a node that are considered: a fifth is hardly ever the one
 
-    def children(self, depth: int) -> int:
-        """See `Shape.children`."""
-        return self.WIDTH
+    def for_draws(self) -> Shape:
+        """Which nodes are likeliest shows only once they are drawn, and then q is lost: shares are split before."""
+        return Split()
 
-    def nodes(self, depth: int, budget: int) -> int:
-        """As many as depth times two, a guess: what is unlikely is left out."""
-        return min(2 * depth, budget)
+    def children(self, depth: int, sure: float, share: int) -> list[int]:
+        """See `Shape.children`."""
+        return [share] * self.WIDTH
+
+
+class Split(Shape):
+    """A budget split among children before they are drawn, by the chance that each of them will be needed.
+
+    The first child holds with the chance `sure`, the next is asked only if it does not, and so on. There is another
+    one as long as that is likelier than that the last node holds which the first child could have below it instead.
+    Nothing here looks at other branches: what one of them shows must not decide what there is in another.
+    """
+
+    def children(self, depth: int, sure: float, share: int) -> list[int]:
+        """See `Shape.children`."""
+        sure = min(max(sure, 0.01), 0.99)
+        count = 1
+        while count < min(Dynamic.WIDTH, share) and (1.0 - sure) ** count >= sure ** (share - count - 1):
+            count += 1
+        weights = [(1.0 - sure) ** rank for rank in range(count)]
+        rest = share - count
+        below = [int(rest * weight / sum(weights)) for weight in weights]
+        return [below[0] + rest - sum(below), *below[1:]]
 
 
 def shape_of(tree: Any) -> Shape | None:
@@ -99,6 +119,7 @@ class Node:
         parent: its index, -1 for the context's end.
         chance: that it holds if its parent does.
         value: that it and all above it hold.
+        share: how many nodes there may be below it.
         slot: where it is among the nodes that the draft model has read; -1: not read.
     """
 
@@ -107,6 +128,7 @@ class Node:
     depth: int
     chance: float
     value: float
+    share: int
     q: Any = None
     slot: int = -1
 
@@ -116,6 +138,7 @@ class Tree:
     """One row's tree while it grows."""
 
     ask: Ask
+    shape: Shape
     state: LevelRow
     sampler: Sampler
     nodes: list[Node] = field(default_factory=list)
@@ -149,7 +172,7 @@ def grow(level: Level, asks: Sequence[Ask], shape: Shape) -> list[Draft]:
 
     Raises nothing for what is wrong with one row: its draft says so.
     """
-    trees = [Tree(ask, *level.state(ask)) for ask in asks]
+    trees = [Tree(ask, shape.for_draws() if ask.needs_q else shape, *level.state(ask)) for ask in asks]
     for depth in range(max((ask.want for ask in asks), default=0)):
         growing = [tree for tree in trees if tree.frontier and _has_room(level, tree, depth)]
         if not growing:
@@ -158,9 +181,9 @@ def grow(level: Level, asks: Sequence[Ask], shape: Shape) -> list[Draft]:
         start = 0
         for tree in growing:
             stop = start + len(tree.frontier)
-            _branch(tree, shape, scores.part(start, stop), depth)
+            _branch(tree, scores.part(start, stop), depth)
             start = stop
-    return [_finished(level, tree, shape) for tree in trees]
+    return [_finished(level, tree) for tree in trees]
 
 
 def _has_room(level: Level, tree: Tree, depth: int) -> bool:
@@ -178,40 +201,40 @@ def _read(level: Level, trees: Sequence[Tree]) -> Scores:
     return scores
 
 
-def _branch(tree: Tree, shape: Shape, scores: Scores, depth: int) -> None:
+def _branch(tree: Tree, scores: Scores, depth: int) -> None:
     """Gives each node of the frontier its children, and finds the next frontier."""
-    ask, new = tree.ask, []
+    ask, shape, new = tree.ask, tree.shape, []
     for i, node in enumerate(tree.frontier):
-        room = ask.nodes - len(tree.nodes) if shape.draws else shape.children(depth - 1)
-        count = min(shape.children(depth - 1), room)
-        if count <= 0:
-            break
+        value, share = (tree.nodes[node].value, tree.nodes[node].share) if node >= 0 else (1.0, ask.nodes)
+        assert scores.chances is not None
+        sure = ask.chance(scores.chances[i])
+        shares = shape.children(depth - 1, sure, share) if share > 0 else []
+        if not shape.prunes:  # what does not pay is not drawn at all
+            shares = [s for rank, s in enumerate(shares) if value * sure * (1.0 - sure) ** rank >= ask.least]
         try:
-            branches = _children(tree, node, scores.logits[i], count, shape)
+            branches = _children(tree, node, scores.logits[i], len(shares)) if shares else []
         except Exception as error:  # logits that are not numbers: what has grown so far may hold
             tree.error = error
             break
-        assert scores.chances is not None
-        sure = ask.chance(scores.chances[i])
-        value = tree.nodes[node].value if node >= 0 else 1.0
-        for rank, branch in enumerate(branches):
+        for rank, (branch, share) in enumerate(zip(branches, shares, strict=False)):
             chance = sure if rank == 0 else (1.0 - sure) * branch.share
             new.append(len(tree.nodes))
-            tree.nodes.append(Node(branch.token, node, depth, chance, value * chance, branch.q))
-    tree.frontier = [node for node in new if not tree.sampler.ends(tree.nodes[node].token)]
-    if not shape.draws:
-        kept = set(_likeliest(tree))
-        tree.frontier = [node for node in tree.frontier if node in kept and tree.nodes[node].value >= ask.floor]
+            tree.nodes.append(Node(branch.token, node, depth, chance, value * chance, share, branch.q))
+    kept = set(_likeliest(tree)) if shape.prunes else None
+    tree.frontier = [node for node in new if _goes_on(tree, tree.nodes[node]) and (kept is None or node in kept)]
 
 
-def _children(tree: Tree, node: int, logits: Any, count: int, shape: Shape) -> list[Branch]:
+def _goes_on(tree: Tree, node: Node) -> bool:
+    return node.value >= tree.ask.floor and not tree.sampler.ends(node.token)
+
+
+def _children(tree: Tree, node: int, logits: Any, count: int) -> list[Branch]:
     """The tokens after a node, likeliest first, each with its share of what the first one leaves."""
     ask = tree.ask
     prefix = ask.context.extended(tree.path(node)).tokens
-    if not ask.needs_q:
-        return tree.sampler.branches(logits, prefix, count, tree.sampler.noise)
-    # A number belongs to a position: nodes side by side would share it, and what one shows bias the other.
-    noise = Noise(sample_seed(ask.noise.seed, node + 2)) if shape.draws else None
+    # A number belongs to a position. Where q counts, nodes side by side must not share it: what one shows would bias
+    # the other.
+    noise = Noise(sample_seed(ask.noise.seed, node + 2)) if ask.needs_q else tree.sampler.noise
     return tree.sampler.branches(logits, prefix, count, noise)
 
 
@@ -221,9 +244,9 @@ def _likeliest(tree: Tree) -> list[int]:
     return sorted(sorted(worth, key=lambda node: -tree.nodes[node].value)[: tree.ask.nodes])
 
 
-def _finished(level: Level, tree: Tree, shape: Shape) -> Draft:
+def _finished(level: Level, tree: Tree) -> Draft:
     """The tree as a draft; the draft model keeps the keys of its first path, which most likely is the text."""
-    kept = list(range(len(tree.nodes))) if shape.draws else _likeliest(tree)
+    kept = _likeliest(tree) if tree.shape.prunes else list(range(len(tree.nodes)))
     places = {node: place for place, node in enumerate(kept)}
     nodes = [tree.nodes[node] for node in kept]
     path: list[int] = []

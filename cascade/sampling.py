@@ -146,16 +146,16 @@ class Sampler:
             out += torch.from_numpy(self.noise.gumbel(len(tokens), np.arange(len(out)))).to(out.device)
         return out
 
-    def branches(self, logits: torch.Tensor, tokens: Tokens, count: int, noise: Noise | None) -> list[Branch]:
+    def branches(self, logits: torch.Tensor, tokens: Tokens, count: int, noise: Noise) -> list[Branch]:
         """Up to `count` tokens that may follow `tokens`, likeliest first. Raises as `sample` does.
 
         The first is the one that `sample` takes, the second the one that it would take without the first, and so
-        on: with `noise`, draws without replacement (Kool et al. 2019). Without noise, or where no chance is
-        involved, the most probable ones. With noise other than the sampler's own they have their q.
+        on: draws without replacement (Kool et al. 2019). Where no chance is involved, the most probable ones.
+        Drawn with noise other than the sampler's own they have their q.
         """
         scores = self._processed(logits, tokens)
         lead, top = _largest(scores)
-        if self.greedy or noise is None:
+        if self.greedy:
             return self._likeliest(scores, top, count)
         ids, host, lead = self._field(scores, lead, top)
         host, key, found = host.copy(), np.uint64(noise.key(len(tokens))), []
@@ -172,11 +172,10 @@ class Sampler:
         return [Branch(int(t), math.exp(v - values[0]), q) for t, v in zip(chosen, values, strict=True)]
 
     def _likeliest(self, scores: torch.Tensor, top: float, count: int) -> list[Branch]:
-        ids = None if self.greedy else self._survivors(scores, top)
-        values = self._relative(scores, top, ids)
+        values = self._relative(scores, top, None)
         best = values.topk(min(count, len(values)))
-        chosen = best.indices if ids is None else ids[best.indices]
-        found = sorted((-v, i) for i, v in zip(chosen.tolist(), best.values.tolist(), strict=True) if v > -math.inf)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found = sorted((-value, token) for token, value in pairs if value > -math.inf)
         others = max(float(values.exp().sum()) - 1.0, 1e-30)  # the likeliest one's is 1
         return [Branch(token, min(1.0, math.exp(-value) / others)) for value, token in found]
 
