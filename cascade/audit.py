@@ -143,7 +143,9 @@ def audit(
 def bit_exact(model: CausalModel) -> bool:
     """Whether a token's logits were found to have the same bits whatever shares its forward."""
     probed = getattr(model, "probed", None)
-    return model.exactness.startswith("yes") if probed is None else probed.width is not None
+    if probed is None:
+        return model.exactness.startswith("yes")
+    return probed.width is not None and (probed.tree_bits or not probed.trees)
 
 
 def threshold_of(model: CausalModel) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cascade.draft import Ask, Draft
 from cascade.errors import DecodeError
@@ -18,8 +18,11 @@ from cascade.sampling import Branch
 
 if TYPE_CHECKING:
     from cascade.level import Level
-    from cascade.progress import LevelRow
+    from cascade.progress import LevelRow, Progress
     from cascade.sampling import Sampler
+    from cascade.walk import Dice
+
+LEAVES = 2  # beside a chain's own token, at most so many others
 
 
 class Shape:
@@ -66,6 +69,8 @@ class Fixed(Shape):
 
 class Dynamic(Shape):
     """The nodes that are most likely to be accepted, as many as the budget allows.
+
+    Above a drafter a level does not grow it: it adds the next best tokens to the chain that this drafter made cheap.
 
     A node's chance is the product of the draft model's own on its path. Keeping the likeliest nodes maximises the
     expected number of accepted tokens if these are right: OPT-Tree (Wang et al., TACL 2025), EAGLE-2 (Li et al. 2024,
@@ -260,3 +265,62 @@ def _finished(level: Level, tree: Tree) -> Draft:
     parents = [places[node.parent] if node.parent >= 0 else -1 for node in nodes]
     q = level.told([node.q for node in nodes if node.q is not None])
     return Draft([n.token for n in nodes], parents, q, level.index, [n.chance for n in nodes], tree.error)
+
+
+# -- leaves beside a chain ---------------------------------------------------------------------------------
+
+
+def with_siblings(level: Level, row: Progress, draft: Draft) -> Draft:
+    """A chain with the next best tokens beside its own, as leaves: where a drafter below made the chain cheap.
+
+    Args:
+        level: whose model it is.
+        row: with the logits of each token of the chain.
+        draft: the chain, with chances.
+    """
+    ask, (state, sampler) = row.ask, level.state(row.ask)
+    value, places = 1.0, []  # (the chance that a leaf is needed, its depth)
+    for depth, chance in enumerate(draft.chances or ()):
+        sure = ask.chance(chance)
+        if value * (1.0 - sure) >= ask.least:
+            places.append((value * (1.0 - sure), depth))
+        value *= sure
+    room = max(ask.nodes - len(draft), 0)
+    if draft.q is not None:  # by depth: what comes deeper says something of the tokens before it
+        dice = level.dice(ask, state)
+        found = [Leaf(needed, depth, _drawn(draft, depth, dice), draft.q[depth]) for needed, depth in places[:room]]
+        found = [leaf for leaf in found if leaf.token >= 0]
+    else:
+        found = []
+        for needed, depth in sorted(places, reverse=True)[:room]:
+            prefix = ask.context.extended(draft.tokens[:depth]).tokens
+            for branch in sampler.branches(row.lines[depth], prefix, 1 + LEAVES, sampler.noise):
+                if branch.token != draft.tokens[depth] and needed * branch.share >= ask.least:
+                    found.append(Leaf(needed * branch.share, depth, branch.token))
+        found = sorted(found, key=lambda leaf: -leaf.value)[:room]
+    return _leafed(draft, found, level.index) if found else draft
+
+
+class Leaf(NamedTuple):
+    """A token beside a chain's own at a depth."""
+
+    value: float
+    depth: int
+    token: int
+    q: Any = None
+
+
+def _drawn(draft: Draft, depth: int, dice: Dice) -> int:
+    """A token drawn after the chain's own, without replacement; -1 where there is no other."""
+    rest = draft.q[depth].clone()
+    rest[draft.tokens[depth]] = 0.0
+    return dice.draw(rest) if float(rest.sum()) > 0.0 else -1
+
+
+def _leafed(draft: Draft, leaves: Sequence[Leaf], origin: int) -> Draft:
+    """The chain with leaves."""
+    tokens = [*draft.tokens, *(leaf.token for leaf in leaves)]
+    parents = [*range(-1, len(draft) - 1), *(leaf.depth - 1 for leaf in leaves)]
+    chances = [*(draft.chances or ()), *(leaf.value for leaf in leaves)]
+    q = None if draft.q is None else [*draft.q, *(leaf.q for leaf in leaves)]
+    return Draft(tokens, parents, q, [*draft.origins(), *[origin] * len(leaves)], chances, draft.error)

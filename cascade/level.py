@@ -17,7 +17,7 @@ from torch.nn import functional
 from cascade.draft import Ask, Context, Draft, Verdict, extended, first_nodes, first_path
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, Proposal
-from cascade.growth import Shape, grow
+from cascade.growth import Shape, grow, with_siblings
 from cascade.progress import LevelRow, Progress
 from cascade.rows import CausalModel, Feed, Scores
 from cascade.rules import Coupled, Rule
@@ -113,7 +113,7 @@ class Level(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """This model's own continuation of each context, at least `want` tokens deep where it can."""
-        if self.shape is not None:
+        if self.shape is not None and (self.source is None or not self.shape.prunes):
             drafts = grow(self, asks, self.shape)
         else:
             drafts = [self._draft(progress) for progress in self.advance(asks)]
@@ -127,9 +127,11 @@ class Level(Drafter):
             tokens, q = tokens[: max(progress.ask.want, 1)], q[: max(progress.ask.want, 1)]
         count = len(tokens)
         chances = progress.chances[:count] if len(progress.chances) >= count else None
-        return Draft(
-            tokens, None, self.told(q) if len(q) == count else None, progress.origins[:count], chances, progress.error
-        )
+        known = self.told(q) if len(q) == count else None
+        draft = Draft(tokens, None, known, progress.origins[:count], chances, progress.error)
+        if self.shape is None or chances is None or progress.error is not None:
+            return draft
+        return with_siblings(self, progress, draft)
 
     def told(self, q: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Distributions of this model as whoever asks needs them, [N, vocab_size]: its head may be smaller."""
@@ -179,7 +181,7 @@ class Level(Drafter):
                 cap = min(cap, self.model.max_length - len(row.context))
             state, fresh = self.rows[row.context.row_id], {}
             if not self._rule(row.ask).coupled:
-                fresh = {"noise": self._dice(row.ask, state).fresh(), "needs_q": self.rule.needs_q}
+                fresh = {"noise": self.dice(row.ask, state).fresh(), "needs_q": self.rule.needs_q}
             asks.append(row.ask.below(row.context, cap, cap, **fresh))
         return self.source.draft(asks, self)
 
@@ -194,7 +196,8 @@ class Level(Drafter):
             feeds.append(Feed(state.cache, tokens, len(draft) + 1, draft.parents))
         greedy = any(self._sampler(row.ask).plain for row in active)
         logits = self.model.forward(feeds)[:, : self.vocab_size]
-        scores = Scores.of(logits, greedy=greedy, sure=any(row.ask.floor for row in active))
+        sure = self.shape is not None or any(row.ask.floor for row in active)
+        scores = Scores.of(logits, greedy=greedy, sure=sure)
         self.account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
         return scores
 
@@ -212,7 +215,7 @@ class Level(Drafter):
         """Walks the draft, appends what held and this level's own token, and crops the cache."""
         state, draft, rule = self.rows[row.context.row_id], proposal.draft, self._rule(row.ask)
         sampler = self._sampler(row.ask)
-        walk = Walk(row.context, draft, sampler, scores, self._dice(row.ask, state))
+        walk = Walk(row.context, draft, sampler, scores, self.dice(row.ask, state))
 
         def ends(token: int) -> bool:
             return sampler.ends(token) or (row.ask.ends is not None and row.ask.ends(token))
@@ -251,8 +254,13 @@ class Level(Drafter):
             scored = [0, *(node + 1 for node in verdict.path)]
             chances = [scores.chances[i] for i in scored[: len(verdict.chain)]]
             row.chances += chances
-            if self.rule.lazy or self.source is None:  # else where a round stops says something of its tokens
+            row.lines += [scores.logits[i] for i in scored[: len(verdict.chain)]] if self.shape is not None else []
+            if self.hesitates(row.ask):
                 row.confidence *= math.prod(map(row.ask.chance, chances))
+
+    def hesitates(self, ask: Ask) -> bool:
+        """Whether it may stop in doubt: not where the end of a round says something of the tokens before it."""
+        return self.source is None or self._rule(ask).lazy
 
     def _rule(self, ask: Ask) -> Rule:
         """The rule by which a row's drafts are judged."""
@@ -263,7 +271,8 @@ class Level(Drafter):
         """What is kept of a row, and its sampler."""
         return self.rows[ask.context.row_id], self._sampler(ask)
 
-    def _dice(self, ask: Ask, state: LevelRow) -> Dice:
+    def dice(self, ask: Ask, state: LevelRow) -> Dice:
+        """This level's fresh random numbers for a row."""
         if state.dice is None:
             state.dice = Dice(ask.noise, self.index)
         return state.dice

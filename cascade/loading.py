@@ -73,13 +73,14 @@ def load_model(
     model.parameters = parameters
     if dtype in QUANTISED:
         lean(module)
+    target_wanted = (role or ("draft" if target else "target")) == "target"
+    model.by_path = target_wanted  # a draft's bits matter to nobody, and a mask is faster
     progress(f"trying out {name}")
     try:
         found = _try_out(model)
     except BaseException:
         model.close()
         raise
-    target_wanted = (role or ("draft" if target else "target")) == "target"
     if target_wanted and (dtype == "int4" or (dtype == "int8" and found.width is None)):
         raise LoadError(f"{name} in {dtype} cannot be a target: a token's logits depend on what shares its forward")
     if dtype == "int4":
@@ -189,6 +190,7 @@ def _try_out(model: TransformersModel) -> ProbeResult:
             if not packed:
                 model.exactness += "; its attention code is its own: one row per forward"
             model.width, model.fine = found.width or 1, found.fine
+            model.by_path = model.by_path and found.tree_bits
             return found
     assert failure is not None
     raise failure

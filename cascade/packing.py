@@ -22,6 +22,9 @@ class PackedModel:
     Attributes:
         width: no forward is narrower; dummy tokens fill it.
         fine: whether attention may look at less than whole blocks of keys; see `padded_view`.
+        by_path: whether a tree is attended to path by path, so that its nodes have plain decoding's bits; one
+            path costs each layer one call. Trees must come whole and in depth-first order: others are
+            attended to at once, with a mask.
     """
 
     vocab_size: int
@@ -29,6 +32,7 @@ class PackedModel:
     layout: Layout
     width = 1
     fine = True
+    by_path = False
 
     def new_row(self) -> KVRow:
         """An empty cache for one request."""
@@ -46,7 +50,8 @@ class PackedModel:
 
     def _last_piece(self, feed: Feed) -> Feed:
         """Feeds all but the last piece of a prompt."""
-        tokens, needed = list(feed.tokens), max(feed.keep, len(feed.parents or ()), 1)
+        nodes = 0 if feed.parents is None else len(feed.parents)
+        tokens, needed = list(feed.tokens), max(feed.keep, nodes, 1)
         while len(tokens) > needed:
             piece = max(64, min(CHUNK, MASKED // (feed.row.length + CHUNK)))
             if len(tokens) <= piece:
@@ -58,7 +63,7 @@ class PackedModel:
 
     def _score(self, feeds: Sequence[Feed]) -> Tensor:
         order = sorted(range(len(feeds)), key=lambda i: len(feeds[i].tokens))
-        spans = [Span(cast(KVRow, feeds[i].row), list(feeds[i].tokens), feeds[i].parents) for i in order]
+        spans = [self._span(feeds[i]) for i in order]
         missing = self.width - sum(len(span.tokens) for span in spans)
         if missing > 0:
             spans[-1].tokens += [0] * missing
@@ -69,7 +74,7 @@ class PackedModel:
         for i, span in zip(order, spans, strict=True):
             starts[i] = len(ids)
             ids += span.tokens
-            positions += span.positions()
+            positions += span.positions().tolist()
         if missing > 0 and self.max_length is not None:  # the rest of a full context is dummies
             positions[-missing:] = [min(p, self.max_length - 1) for p in positions[-missing:]]
         index: list[int] = []
@@ -82,6 +87,10 @@ class PackedModel:
         for feed in feeds:
             feed.row.append(feed.tokens)
         return logits[:wanted, : self.vocab_size]
+
+    def _span(self, feed: Feed) -> Span:
+        parents = None if feed.parents is None else list(feed.parents)
+        return Span(cast(KVRow, feed.row), list(feed.tokens), parents, by_path=self.by_path)
 
     def _compute(self, spans: Sequence[Span], ids: list[int], positions: list[int], index: list[int]) -> Tensor:
         """Logits at the places `index` of the packed tokens, [len(index), at least vocab_size]."""

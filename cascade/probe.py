@@ -37,6 +37,11 @@ MIXES = ((7, 1, 8), (3, 5, 1), (1, 5, 2), (2, 1, 2), (0, 4, 0), (1, 1, 1), (2, 0
 PRODUCTS = (17, 16, 12, 9, 8, 7, 6, 5, 4, 3, 2, 1)
 """Tokens in the matrix products whose bits are compared."""
 
+TREE = (-1, 0, 1, 2, 1, 4, -1, 6)
+"""Parents of the tree whose bits are compared with those of its paths."""
+
+BEFORE = 6  # tokens before it: from LONG on its nodes cross 1,024 and 2,048 keys
+
 
 @dataclass(frozen=True)
 class ProbeResult:
@@ -46,6 +51,7 @@ class ProbeResult:
         width: the smallest number of tokens in a forward from which on a token's logits have the same
             bits whatever else is in it; None where there is none.
         fine: whether that holds for views of less than whole blocks; see `padded_view`.
+        tree_bits: whether a tree's nodes have the same bits as the chains they end.
         chain_error, rewind_error, tree_error: distance from plain reading, as in `TOLERANCE`.
         longest: the longest context at which bits were compared.
         seconds: how long it took.
@@ -54,6 +60,7 @@ class ProbeResult:
     trees: bool
     width: int | None
     fine: bool
+    tree_bits: bool
     exactness: str
     chain_error: float
     rewind_error: float
@@ -64,6 +71,8 @@ class ProbeResult:
 
 def probe(model: Any) -> ProbeResult:
     """Tries a model out. Its `width` must be 1 meanwhile; `fine`, where it has it, is tried both ways.
+
+    Trees are fed as the model is set up for them; see `PackedModel.by_path`.
 
     Args:
         model: a `CausalModel`. Where it has `reference(texts) -> logits [R, L, V]`, that is what packed
@@ -87,12 +96,15 @@ def probe(model: Any) -> ProbeResult:
             "spread): speculation needs a model that can"
         )
     tree_error = trial.tree() if model.trees else float("inf")
-    width, fine, longest = trial.bits()
+    trees, (width, fine, longest) = tree_error <= limit, trial.bits()
+    tree_bits = trees and width is not None and trial.tree_bits()
+    exactness = f"yes, from width {width}" if width else "no: a token's logits depend on what shares its forward"
     return ProbeResult(
-        trees=tree_error <= limit,
+        trees=trees,
         width=width,
         fine=fine,
-        exactness=f"yes, from width {width}" if width else "no: a token's logits depend on what shares its forward",
+        tree_bits=tree_bits,
+        exactness=exactness + (", but not in trees" if width and trees and not tree_bits else ""),
         chain_error=chain_error,
         rewind_error=rewind_error,
         tree_error=tree_error,
@@ -154,6 +166,7 @@ class _Trial:
             if hasattr(self.model, "fine"):
                 self.model.fine = fine
             rows, steps = self._rows()
+            self.rows, self.steps = rows[:3], steps
             longest = max(row.length for row in rows) + steps
             *wanted, whole, pieces = self._step(rows, (steps, steps, steps, 2, 2))
             if not torch.equal(whole, pieces):
@@ -164,6 +177,36 @@ class _Trial:
                 if width > different and width >= least:
                     return width, fine, longest
         return None, True, longest
+
+    def tree_bits(self) -> bool:
+        """Whether a tree's nodes, alone and beside others, have the bits of its paths fed as chains.
+
+        Each forward is wider than the largest of `WIDTHS`.
+        """
+        paths, rows, tokens = ((0, 1, 2, 3), (0, 1, 4, 5), (6, 7)), self.rows, self.texts[1][: len(TREE) + 1]
+        before = min(BEFORE, self.steps - 1 - len(paths[0]))
+        if before < 1 or len(tokens) <= len(TREE):
+            return False  # its context is too short for any of this
+        self.model.forward([Feed(row, self.texts[0][:before], 1) for row in rows])
+        wanted: list[dict[int, Tensor]] = [{} for _ in rows]
+        for path in paths:
+            chain = [tokens[0], *(tokens[node + 1] for node in path)]
+            for found, part in zip(wanted, self._fed(rows, chain), strict=True):
+                found.update(zip((-1, *path), part, strict=True))
+        beside, alone = self._fed(rows, tokens, TREE), self._fed(rows[-1:], tokens, TREE)
+        return all(
+            torch.equal(line, nodes[node])
+            for part, nodes in zip((*beside, *alone), (*wanted, wanted[-1]), strict=True)
+            for node, line in enumerate(part, -1)
+        )
+
+    def _fed(self, rows: Sequence[Row], tokens: Sequence[int], parents: Sequence[int] | None = None) -> list[Tensor]:
+        """Logits of the same tokens in each row, [rows][tokens, V]; the rows are left as they were."""
+        lengths = [row.length for row in rows]
+        logits = self.model.forward([Feed(row, tokens, len(tokens), parents) for row in rows])
+        for row, length in zip(rows, lengths, strict=True):
+            row.crop(length)
+        return list(logits.split(len(tokens)))
 
     def _rows(self) -> tuple[list[Row], int]:
         """A short row, two as long as the model can hold, two that read one prompt whole and in pieces; and
@@ -221,8 +264,11 @@ def narrowest_product(module: Any) -> int:
             inputs = getattr(part, "in_features", None) or part.weight.shape[0]
             layers.setdefault((type(part), inputs, outputs), (part, inputs, outputs))
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    # In 16 bits one token alone takes another kernel on every CPU we know. It shows in one of hundreds of tokens where
+    # layers are small, too rarely to be tried out.
+    least = 1 if dtype.itemsize == 2 and next(module.parameters()).device.type == "cpu" else 0
     with torch.inference_mode():
-        return max((_widest_difference(*layer, dtype) for layer in layers.values()), default=0) + 1
+        return max([least, *(_widest_difference(*layer, dtype) for layer in layers.values())]) + 1
 
 
 def _widest_difference(layer: Any, inputs: int, outputs: int, dtype: torch.dtype) -> int:

@@ -28,6 +28,7 @@ class Progress:
         chances: how sure this level was of each token, if it was asked: its best token's probability, which for
             sampled rows says more than the token's own.
         confidence: by these, the chance that all tokens held are its verifier's too.
+        lines: the logits [V] of each token, where siblings may be added to it.
         q: what each token was drawn from [V], if whoever asks needs it.
         ended: the text is over, or this level cannot continue it.
         error: why the row failed.
@@ -41,6 +42,7 @@ class Progress:
     verdicts: list[tuple[Proposal, Verdict]] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     confidence: float = 1.0
+    lines: list[torch.Tensor] = field(default_factory=list)
     q: list[torch.Tensor] = field(default_factory=list)
     ended: bool = False
     error: Exception | None = None

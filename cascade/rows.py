@@ -84,7 +84,8 @@ class Feed:
         tokens: the ids to feed, [Q]: context that is not cached yet, then draft nodes.
         keep: logits are wanted for the last `keep` of them.
         parents: for a tree: parent of each of the last `len(parents)` tokens, among themselves, -1
-            for the end of the context. None: everything is one chain.
+            for the end of the context. None: everything is one chain. There may be more parents than
+            `tokens`: the first nodes are cached then, as the row's last ones, and `tokens` are the others.
     """
 
     row: Row

@@ -288,8 +288,11 @@ def test_who_is_bit_exact():
     model = SimpleNamespace(exactness="no", probed=None)
     assert not bit_exact(model)
     assert bit_exact(SimpleNamespace(exactness="yes, a table"))
-    assert bit_exact(SimpleNamespace(exactness="?", probed=SimpleNamespace(width=2)))
-    assert not bit_exact(SimpleNamespace(exactness="yes", probed=SimpleNamespace(width=None)))
+    for trees, tree_bits, exact in ((True, True, True), (True, False, False), (False, False, True)):
+        found = SimpleNamespace(width=2, trees=trees, tree_bits=tree_bits)
+        assert bit_exact(SimpleNamespace(exactness="?", probed=found)) == exact
+    found = SimpleNamespace(width=None, trees=False, tree_bits=False)
+    assert not bit_exact(SimpleNamespace(exactness="yes", probed=found))
 
 
 def test_thresholds_follow_the_formats_precision():

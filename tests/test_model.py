@@ -13,8 +13,10 @@ import torch
 from cascade.attention import Reach
 from cascade.kvrows import BLOCK, KVRow, padded_view
 from cascade.model import TransformersModel, load
-from cascade.rows import Feed
+from cascade.rows import Feed, Row
 from cascade.survey import reach_of
+from cascade.testing import ToyModel
+from cascade.trees import depth_first, depths
 from tests.tiny import FAMILIES, FOUR, LENGTH, VOCAB, WINDOW, tiny
 
 EVERY = [name for name in FAMILIES if name != "mamba"]
@@ -152,13 +154,21 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path
 
 
+def in_preorder(parents: Sequence[int]) -> list[int]:
+    order = depth_first(parents).tolist()
+    return [-1 if parents[i] < 0 else order.index(parents[i]) for i in order]
+
+
+@pytest.mark.parametrize("layout", ["mask", "path", "path, not in order"])
 @pytest.mark.parametrize("family", TREES)
 @pytest.mark.parametrize("context", [5, 30])
-def test_every_path_of_a_tree_is_a_chain(family: str, context: int) -> None:
+def test_every_path_of_a_tree_is_a_chain(family: str, context: int, layout: str) -> None:
     model, rng = driven(family), random.Random(context)
-    model.width = 8
+    model.width, model.by_path = 8, layout != "mask"
     texts, sizes = [ids_of(i, context + i) for i in range(3)], (1, 6, 12)
     trees = [(ids_of(9 + size, size), random_tree(rng, size)) for size in sizes]
+    if layout == "path":
+        trees = [(nodes, in_preorder(parents)) for nodes, parents in trees]
     rows = [model.new_row() for _ in texts]
     model.forward([Feed(row, text[:-2], 1) for row, text in zip(rows, texts, strict=True)])
     feeds = [
@@ -177,6 +187,67 @@ def test_every_path_of_a_tree_is_a_chain(family: str, context: int) -> None:
         assert row.ids[: row.length].tolist() == kept[:-3]
         found = model.forward([Feed(row, kept[-3:], 3)])
         torch.testing.assert_close(found, plain(model, kept)[-3:], **CLOSE)
+
+
+def by_depth(parents: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """The nodes of a tree in the order they grow in, a list per depth, and each one's parent in that order."""
+    deep = depths(parents).tolist()
+    order = sorted(range(len(parents)), key=lambda node: deep[node])
+    grown = [-1 if parents[i] < 0 else order.index(parents[i]) for i in order]
+    return [[i for i in range(len(order)) if deep[order[i]] == d] for d in range(max(deep) + 1)], grown
+
+
+@pytest.mark.parametrize("reach", [None, Reach("chunk", 8)], ids=["its own", "chunks"])
+@pytest.mark.parametrize("family", TREES)
+@pytest.mark.parametrize("context", [5, 30, 505])  # the last: what is held begins in an earlier block of keys
+def test_a_tree_that_grows_depth_by_depth_is_a_tree(family: str, context: int, reach: Reach | None) -> None:
+    """Three rows of one forward: two trees of different depth, and a chain that is read on meanwhile."""
+    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    model, rng, once = driven(family, **{limit: 1024}), random.Random(context), []
+    model._survey.reaches = model._survey.reaches if reach is None else [reach for _ in model._survey.reaches]
+    texts, chain = [ids_of(i, context + i) for i in range(2)], ids_of(5, 40)
+    trees = [(ids_of(9 + size, size), by_depth(random_tree(rng, size))) for size in (5, 14)]
+    for text, (nodes, (_, parents)) in zip(texts, trees, strict=True):
+        once.append(model.forward([Feed(model.new_row(), text + nodes, len(nodes), parents)]))
+        for node in range(len(nodes)):
+            path = text + [nodes[i] for i in path_to(parents, node)]
+            torch.testing.assert_close(
+                once[-1][node], model.forward([Feed(model.new_row(), path, 1)])[0], rtol=0, atol=CLOSE["atol"]
+            )
+    model.width, model.by_path = 8, True
+    rows, other = [model.new_row() for _ in texts], model.new_row()
+    model.forward([Feed(row, text[:-2], 1) for row, text in zip(rows, texts, strict=True)])
+    for depth in range(max(len(levels) for _, (levels, _) in trees)):
+        feeds, wanted = [], []
+        for row, text, (nodes, (levels, parents)), whole in zip(rows, texts, trees, once, strict=True):
+            if depth < len(levels):
+                new, end = levels[depth], levels[depth][-1] + 1
+                tokens = ([] if depth else text[-2:]) + [nodes[i] for i in new]
+                feeds.append(Feed(row, tokens, len(new), parents[:end]))
+                wanted.append(whole[new])
+        feeds.append(Feed(other, chain[2 * depth : 2 * depth + 2], 0))
+        torch.testing.assert_close(model.forward(feeds), torch.cat(wanted), **CLOSE)
+    for row, text, (nodes, (_, parents)) in zip(rows, texts, trees, strict=True):
+        path = path_to(parents, len(nodes) - 1)
+        row.keep(len(text), path)
+        kept = text + [nodes[i] for i in path] + ids_of(77, 3)
+        found = model.forward([Feed(row, kept[-3:], 3)])
+        torch.testing.assert_close(found, model.forward([Feed(model.new_row(), kept, 3)]), **CLOSE)
+
+
+def test_toys_grow_trees_too() -> None:
+    model, rng = ToyModel(order=4), random.Random(2)
+    for size in (1, 5, 14):
+        text, nodes = ids_of(size, 6), ids_of(9 + size, size)
+        levels, parents = by_depth(random_tree(rng, size))
+        whole, row = model.forward([Feed(Row(), text + nodes, size, parents)]), Row()
+        for depth, new in enumerate(levels):
+            tokens = ([] if depth else text) + [nodes[i] for i in new]
+            found = model.forward([Feed(row, tokens, len(new), parents[: new[-1] + 1])])
+            assert torch.equal(found, whole[new])
+        for node in range(size):
+            path = [nodes[i] for i in path_to(parents, node)]
+            assert torch.equal(whole[node], torch.from_numpy(model.logits(text + path)))
 
 
 def test_a_fork_shares_nothing() -> None:

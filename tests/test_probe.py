@@ -29,6 +29,8 @@ def test_what_the_probe_claims_is_true(family: str, dtype: torch.dtype) -> None:
     assert (model.trees, model.width) == (found.trees, found.width or 1)
     assert model.exactness.startswith(f"yes, from width {model.width}" if found.width else "no: ")
     assert found.trees == (family != "bloom")
+    assert found.tree_bits == (found.trees and found.width is not None) == model.by_path
+    assert "but not in trees" not in model.exactness
     if found.width:
         assert found.longest == LENGTH
         assert_bits_do_not_depend_on_company(model, random.Random(1))
@@ -107,7 +109,8 @@ def test_a_sound_model_passes() -> None:
 @pytest.mark.parametrize("limit", [17, 24, 40, 64])
 def test_a_short_context_is_never_exceeded(limit: int) -> None:
     model = Hashing(limit)
-    assert probe(model).width == 1
+    found = probe(model)
+    assert (found.width, found.tree_bits) == (1, True)
     assert model.longest <= limit
 
 
@@ -165,6 +168,23 @@ def test_a_tree_misread_means_chains_only() -> None:
     found = probe(Chains())
     assert not found.trees
     assert found.width == 1
+
+
+@pytest.mark.parametrize("feeds", [(1, 3), (1,), (3,)], ids=["always", "alone", "in company"])
+def test_a_tree_with_bits_of_its_own_is_noticed(feeds: Sequence[int]) -> None:
+    wrong = feeds
+
+    class Rounding(Hashing):
+        def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+            logits = super().forward(feeds)
+            if feeds[-1].parents is not None and len(feeds) in wrong:
+                logits[-1] += 1e-14
+            return logits
+
+    found = probe(Rounding())
+    assert (found.trees, found.width, found.tree_bits) == (True, 1, False)
+    assert found.exactness == "yes, from width 1, but not in trees"
+    assert probe(Hashing()).tree_bits
 
 
 def test_not_a_number_is_not_close() -> None:
