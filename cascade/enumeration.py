@@ -189,7 +189,7 @@ def tailed(branching: Sequence[int], tail: Sequence[int]) -> Maker:
 
 def _ordered(draft: Draft) -> Draft:
     """Depth first, as rules are given it."""
-    from cascade.draft import check_draft
+    from cascade.draft_checks import check_draft
 
     q = draft.q
     draft.q = None

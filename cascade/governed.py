@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from cascade.control.base import Controller
 from cascade.control.gate import Gate
-from cascade.draft import Draft, Verdict
+from cascade.draft import Context, Draft, Verdict, free
 from cascade.rules import children
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class GovernedRow:
     emitted: int = 0
     k: int | None = None
     floor: float = 0.0  # confidence under which the drafter should stop before K
-    least: float = 0.0  # chance under which a node of a tree is not worth its verification
+    price: Callable[[int], float] = free  # what verifying so many nodes costs, in emitted tokens
     k_sum: int = 0
     drafted: int = 0
     tested: int = 0
@@ -56,6 +57,16 @@ class GovernedRow:
     tau: float = 1.0  # rolling tokens per round of whoever verifies, bonus included
     decisions: list[tuple[int, str, str]] = field(default_factory=list)
     members: dict[int, tuple[int, int]] = field(default_factory=dict)  # of merged drafters: nodes proposed, accepted
+
+    def shadow_score(self, context: Context) -> tuple[int, int]:
+        """(tested, accepted) of what was proposed unseen, once the text is long enough to say; (0, 0) until then."""
+        position, guess = self.shadow or (0, [])
+        truth = context.tokens[position : position + len(guess)].tolist()
+        accepted = next((i for i, (a, b) in enumerate(zip(guess, truth, strict=False)) if a != b), len(truth))
+        if accepted == len(truth) < len(guess):
+            return 0, 0
+        self.shadow = None
+        return min(accepted + 1, len(truth)), accepted
 
     def count(self, proposal: Proposal, verdict: Verdict) -> None:
         """Takes a judged proposal into the figures."""

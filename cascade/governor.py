@@ -18,7 +18,8 @@ from cascade.control.calibration import Calibration
 from cascade.control.gate import Gate, Investment
 from cascade.control.theory import best_k, least_confidence, speedup
 from cascade.costs import Costs, estimate
-from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
+from cascade.draft import Ask, Context, Draft, Verdict, first_path
+from cascade.draft_checks import check_draft
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, GovernedRow, Proposal
 from cascade.level import Level
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("cascade")
-
 PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level that is tried can show what it is worth
 PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
@@ -87,8 +87,8 @@ class Governor:
 
     def start(self, row_id: int, params: SamplingParams) -> None:
         """A request begins, here and below."""
-        threshold, bypass = params.bypass_threshold, self.bypass
-        bypass = bypass if threshold is None else replace(bypass, threshold=threshold, gain=False)
+        bypass, own = self.bypass, params.bypass_threshold
+        bypass = bypass if own is None else replace(bypass, threshold=own, gain=False)
         barred = None
         if not params.speculate:
             barred = "the request asked for plain decoding"
@@ -113,8 +113,7 @@ class Governor:
         row = self.rows[context.row_id]
         row.rounds += 1
         row.emitted = emitted
-        if row.shadow is not None:
-            self._score_shadow(row, context)
+        self._learn(row, *row.shadow_score(context))
         if isinstance(self.drafter, (Level, Merged)):
             self.drafter.settle(context, emitted)
 
@@ -155,7 +154,7 @@ class Governor:
                 cap = min(ask.cap, max(k, self.config.k_max))
                 row = self.rows[ask.context.row_id]
                 want = min(k * STRETCH if row.floor else k, cap)
-                doubt = {"floor": row.floor, "least": row.least, "chance": row.calibration.chance}
+                doubt = {"floor": row.floor, "price": row.price, "chance": row.calibration.chance}
                 own.append((i, ask.below(ask.context, want, cap, nodes=self.config.budget, **doubt)))
             else:
                 passed.append((i, ask))
@@ -179,9 +178,10 @@ class Governor:
         seconds = self.clock() - began
         proposals = []
         for ask, draft in zip(asks, drafts, strict=True):
+            row = self.rows[ask.context.row_id]
             try:
                 if draft.error is not None:  # what came before it may still hold
-                    self._complain(self.rows[ask.context.row_id], draft.error, not len(draft))
+                    self._complain(row, draft.error, not len(draft))
                 checked = check_draft(draft, ask.cap, self.vocab_size, ask.nodes, ask.needs_q)
                 if checked.origin is None or not isinstance(self.drafter, Level):
                     checked.origin = self.index  # only a level knows of others below it
@@ -190,18 +190,19 @@ class Governor:
             except Exception as error:
                 proposals.append(self._drop(ask, error))
                 continue
-            proposals.append(Proposal(checked, self, self.rows[ask.context.row_id].k or ask.want))
-            self.rows[ask.context.row_id].seconds += seconds / len(asks)
+            row.seconds += seconds / len(asks)
+            proposals.append(Proposal(checked, self, row.k or ask.want))
         drafted = sum(p.draft.depth for p in proposals)
         if drafted:
-            width = sum(len(p.draft) for p in proposals) / drafted
-            self.width += RECENT_WIDTH * (width - self.width)
+            if not (isinstance(self.drafter, Level) and self.drafter.prunes):  # else more nodes are there to pay
+                self.width += RECENT_WIDTH * (sum(len(p.draft) for p in proposals) / drafted - self.width)
             self.costs.observe_draft(self.name, 1, seconds * len(asks) / drafted, len(asks))
         return proposals
 
     def _drop(self, ask: Ask, error: Exception) -> Proposal:
-        self._complain(self.rows[ask.context.row_id], error, True)
-        return Proposal(Draft(()), self, self.rows[ask.context.row_id].k or ask.want)
+        row = self.rows[ask.context.row_id]
+        self._complain(row, error, True)
+        return Proposal(Draft(()), self, row.k or ask.want)
 
     def _complain(self, row: GovernedRow, error: Exception, nothing: bool = False) -> None:
         """Counts what a drafter did wrong; the first time in a request it is also logged.
@@ -241,7 +242,7 @@ class Governor:
                 k * self.width
             )  # what a node more makes the verifier's forward take
             row.floor = least_confidence(estimates.price(1) + wider, speed)
-            row.least = least_confidence(wider, speed)
+            row.price = lambda nodes: speed * estimates.verify(1 + nodes)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
             worth, reason = self._invest(ask, level, gain, emitted, estimates.token_seconds)
@@ -339,12 +340,3 @@ class Governor:
             self.drafter.observe(row_id, verdict)
         except Exception as error:
             self._complain(self.rows[row_id], error)
-
-    def _score_shadow(self, row: GovernedRow, context: Context) -> None:
-        assert row.shadow is not None
-        position, guess = row.shadow
-        truth = context.tokens[position : position + len(guess)].tolist()
-        accepted = next((i for i, (a, b) in enumerate(zip(guess, truth, strict=False)) if a != b), len(truth))
-        if accepted < len(truth) or len(truth) == len(guess):
-            self._learn(row, min(accepted + 1, len(truth)), accepted)
-            row.shadow = None

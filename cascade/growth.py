@@ -6,9 +6,10 @@ one of one; what it costs the verifier is a question of the budget.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cascade.draft import Ask, Draft
 from cascade.errors import DecodeError
@@ -18,11 +19,8 @@ from cascade.sampling import Branch
 
 if TYPE_CHECKING:
     from cascade.level import Level
-    from cascade.progress import LevelRow, Progress
+    from cascade.progress import LevelRow
     from cascade.sampling import Sampler
-    from cascade.walk import Dice
-
-LEAVES = 2  # beside a chain's own token, at most so many others
 
 
 class Shape:
@@ -215,7 +213,7 @@ def _branch(tree: Tree, scores: Scores, depth: int) -> None:
         sure = ask.chance(scores.chances[i])
         shares = shape.children(depth - 1, sure, share) if share > 0 else []
         if not shape.prunes:  # what does not pay is not drawn at all
-            shares = [s for rank, s in enumerate(shares) if value * sure * (1.0 - sure) ** rank >= ask.least]
+            shares = [s for rank, s in enumerate(shares) if value * sure * (1.0 - sure) ** rank >= least_chance(ask)]
         try:
             branches = _children(tree, node, scores.logits[i], len(shares)) if shares else []
         except Exception as error:  # logits that are not numbers: what has grown so far may hold
@@ -244,9 +242,30 @@ def _children(tree: Tree, node: int, logits: Any, count: int) -> list[Branch]:
 
 
 def _likeliest(tree: Tree) -> list[int]:
-    """The nodes to keep, in order: the likeliest within the budget. A parent is never less likely than its children."""
-    worth = [node for node in range(len(tree.nodes)) if tree.nodes[node].value >= tree.ask.least]
-    return sorted(sorted(worth, key=lambda node: -tree.nodes[node].value)[: tree.ask.nodes])
+    """The nodes to keep, in order. A parent is never less likely than its children, so that these form a tree."""
+    return best_nodes([node.value for node in tree.nodes], tree.ask)
+
+
+def best_nodes(values: Sequence[float], ask: Ask) -> list[int]:
+    """The nodes that together bring most: expected accepted tokens less what their verification costs, ascending.
+
+    Args:
+        values: of each node, the chance that it and all above it hold.
+        ask: with the budget and the price.
+    """
+    order = sorted(range(len(values)), key=lambda node: -values[node])[: ask.nodes]
+    best, most, tokens = 0, -math.inf, 0.0
+    for count, node in enumerate(order, start=1):
+        tokens += values[node]
+        if tokens - ask.price(count) > most:
+            best, most = count, tokens - ask.price(count)
+    return sorted(order[:best])
+
+
+def least_chance(ask: Ask) -> float:
+    """The chance under which a node hardly pays, for trees that must not look at what they got: one for all."""
+    few, many = 4, 16
+    return (ask.price(many) - ask.price(few)) / (many - few)
 
 
 def _finished(level: Level, tree: Tree) -> Draft:
@@ -265,62 +284,3 @@ def _finished(level: Level, tree: Tree) -> Draft:
     parents = [places[node.parent] if node.parent >= 0 else -1 for node in nodes]
     q = level.told([node.q for node in nodes if node.q is not None])
     return Draft([n.token for n in nodes], parents, q, level.index, [n.chance for n in nodes], tree.error)
-
-
-# -- leaves beside a chain ---------------------------------------------------------------------------------
-
-
-def with_siblings(level: Level, row: Progress, draft: Draft) -> Draft:
-    """A chain with the next best tokens beside its own, as leaves: where a drafter below made the chain cheap.
-
-    Args:
-        level: whose model it is.
-        row: with the logits of each token of the chain.
-        draft: the chain, with chances.
-    """
-    ask, (state, sampler) = row.ask, level.state(row.ask)
-    value, places = 1.0, []  # (the chance that a leaf is needed, its depth)
-    for depth, chance in enumerate(draft.chances or ()):
-        sure = ask.chance(chance)
-        if value * (1.0 - sure) >= ask.least:
-            places.append((value * (1.0 - sure), depth))
-        value *= sure
-    room = max(ask.nodes - len(draft), 0)
-    if draft.q is not None:  # by depth: what comes deeper says something of the tokens before it
-        dice = level.dice(ask, state)
-        found = [Leaf(needed, depth, _drawn(draft, depth, dice), draft.q[depth]) for needed, depth in places[:room]]
-        found = [leaf for leaf in found if leaf.token >= 0]
-    else:
-        found = []
-        for needed, depth in sorted(places, reverse=True)[:room]:
-            prefix = ask.context.extended(draft.tokens[:depth]).tokens
-            for branch in sampler.branches(row.lines[depth], prefix, 1 + LEAVES, sampler.noise):
-                if branch.token != draft.tokens[depth] and needed * branch.share >= ask.least:
-                    found.append(Leaf(needed * branch.share, depth, branch.token))
-        found = sorted(found, key=lambda leaf: -leaf.value)[:room]
-    return _leafed(draft, found, level.index) if found else draft
-
-
-class Leaf(NamedTuple):
-    """A token beside a chain's own at a depth."""
-
-    value: float
-    depth: int
-    token: int
-    q: Any = None
-
-
-def _drawn(draft: Draft, depth: int, dice: Dice) -> int:
-    """A token drawn after the chain's own, without replacement; -1 where there is no other."""
-    rest = draft.q[depth].clone()
-    rest[draft.tokens[depth]] = 0.0
-    return dice.draw(rest) if float(rest.sum()) > 0.0 else -1
-
-
-def _leafed(draft: Draft, leaves: Sequence[Leaf], origin: int) -> Draft:
-    """The chain with leaves."""
-    tokens = [*draft.tokens, *(leaf.token for leaf in leaves)]
-    parents = [*range(-1, len(draft) - 1), *(leaf.depth - 1 for leaf in leaves)]
-    chances = [*(draft.chances or ()), *(leaf.value for leaf in leaves)]
-    q = None if draft.q is None else [*draft.q, *(leaf.q for leaf in leaves)]
-    return Draft(tokens, parents, q, [*draft.origins(), *[origin] * len(leaves)], chances, draft.error)

@@ -17,7 +17,8 @@ from torch.nn import functional
 from cascade.draft import Ask, Context, Draft, Verdict, extended, first_nodes, first_path
 from cascade.drafter import Drafter
 from cascade.governed import NOTHING, Proposal
-from cascade.growth import Shape, grow, with_siblings
+from cascade.growth import Shape, grow
+from cascade.leaves import with_leaves
 from cascade.progress import LevelRow, Progress
 from cascade.rows import CausalModel, Feed, Scores
 from cascade.rules import Coupled, Rule
@@ -113,7 +114,7 @@ class Level(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """This model's own continuation of each context, at least `want` tokens deep where it can."""
-        if self.shape is not None and (self.source is None or not self.shape.prunes):
+        if self.shape is not None and not (self.source is not None and self.prunes):
             drafts = grow(self, asks, self.shape)
         else:
             drafts = [self._draft(progress) for progress in self.advance(asks)]
@@ -131,7 +132,7 @@ class Level(Drafter):
         draft = Draft(tokens, None, known, progress.origins[:count], chances, progress.error)
         if self.shape is None or chances is None or progress.error is not None:
             return draft
-        return with_siblings(self, progress, draft)
+        return with_leaves(self, progress, draft)
 
     def told(self, q: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Distributions of this model as whoever asks needs them, [N, vocab_size]: its head may be smaller."""
@@ -257,6 +258,11 @@ class Level(Drafter):
             row.lines += [scores.logits[i] for i in scored[: len(verdict.chain)]] if self.shape is not None else []
             if self.hesitates(row.ask):
                 row.confidence *= math.prod(map(row.ask.chance, chances))
+
+    @property
+    def prunes(self) -> bool:
+        """Whether it leaves out of its trees what does not pay."""
+        return self.shape is not None and self.shape.prunes
 
     def hesitates(self, ask: Ask) -> bool:
         """Whether it may stop in doubt: not where the end of a round says something of the tokens before it."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cascade.draft import Ask, Context, Draft, Verdict, check_draft
+from cascade.draft import Ask, Context, Draft, Verdict
+from cascade.draft_checks import check_draft
 from cascade.drafter import Drafter
 from cascade.errors import ConfigError, DraftError, cause_of, one_line
 from cascade.trees import MAX_DRAFTS, Trie, depths, merge

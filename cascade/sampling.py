@@ -172,12 +172,16 @@ class Sampler:
         return [Branch(int(t), math.exp(v - values[0]), q) for t, v in zip(chosen, values, strict=True)]
 
     def _likeliest(self, scores: torch.Tensor, top: float, count: int) -> list[Branch]:
-        values = self._relative(scores, top, None)
-        best = values.topk(min(count, len(values)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found = sorted((-value, token) for token, value in pairs if value > -math.inf)
-        others = max(float(values.exp().sum()) - 1.0, 1e-30)  # the likeliest one's is 1
-        return [Branch(token, min(1.0, math.exp(-value) / others)) for value, token in found]
+        host = scores.cpu().numpy().copy()
+        others = max(float(np.exp((host - top) / self._temperature).sum()) - 1.0, 1e-30)  # the likeliest one's is 1
+        found: list[Branch] = []
+        for _ in range(min(count, len(host))):
+            lead = int(host.argmax())
+            if host[lead] == -math.inf:
+                break
+            found.append(Branch(lead, min(1.0, math.exp((host[lead] - top) / self._temperature) / others)))
+            host[lead] = -math.inf
+        return found
 
     # -- before the filters --------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ import torch
 
 from cascade.config import SamplingParams
 from cascade.costs import FixedCosts
-from cascade.draft import Ask, Context, Draft, check_draft
+from cascade.draft import Ask, Context, Draft
+from cascade.draft_checks import check_draft
 from cascade.drafter import Drafter
 from cascade.noise import Noise
 from cascade.rows import Feed, Row

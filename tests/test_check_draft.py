@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cascade.draft import TOLERATED, Draft, check_draft, first_path
+from cascade.draft import Draft, first_path
+from cascade.draft_checks import TOLERATED, check_draft
 from cascade.errors import DraftError
 from tests import reference
 

@@ -12,7 +12,8 @@ import torch
 from cascade import CascadeConfig, Draft, Drafter, Engine, LevelConfig, SamplingParams
 from cascade.control.calibration import BINS, Calibration
 from cascade.control.theory import least_confidence
-from cascade.draft import check_draft, first_path
+from cascade.draft import first_path
+from cascade.draft_checks import check_draft
 from cascade.errors import DraftError
 from cascade.rows import Scores
 from cascade.testing import FixedCosts, ToyModel

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cascade.config import SamplingParams
-from cascade.draft import Ask, Context, Draft, Verdict, check_draft, first_path
+from cascade.draft import Ask, Context, Draft, Verdict, first_path
+from cascade.draft_checks import check_draft
 from cascade.drafter import Drafter
 from cascade.errors import ConfigError, DraftError
 from cascade.merged import Merged

@@ -1,0 +1,94 @@
+"""Leaves beside a chain: a tree for nothing, where a drafter below made the chain cheap.
+
+The model has scored every position of its chain already, so that its next best tokens there cost no forward of its
+own: each may catch the verifier where the chain goes wrong, and the verifier's own token comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cascade.draft import Draft
+from cascade.growth import best_nodes, least_chance
+
+if TYPE_CHECKING:
+    from cascade.level import Level
+    from cascade.progress import Progress
+
+LEAVES = 2  # beside one of the chain's tokens, at most so many others
+PLACES = 6  # beside at most so many of its tokens: finding the next best ones of a vocabulary takes a while
+
+
+class Leaf(NamedTuple):
+    """A token beside a chain's own at a depth.
+
+    Attributes:
+        chance: that it holds if what is before it does.
+        value: that it and all before it hold.
+    """
+
+    depth: int
+    token: int
+    chance: float
+    value: float
+    q: Any = None
+
+
+def with_leaves(level: Level, row: Progress, draft: Draft) -> Draft:
+    """The chain with leaves, without what of it does not pay.
+
+    Args:
+        level: whose model it is.
+        row: with the logits of each token of the chain.
+        draft: the chain, with chances.
+    """
+    values, places, value = (
+        [],
+        [],
+        1.0,
+    )  # places: (the chance that a leaf is needed, that it is if its parent holds, depth)
+    for depth, chance in enumerate(draft.chances or ()):
+        sure = row.ask.chance(chance)
+        places.append((value * (1.0 - sure), 1.0 - sure, depth))
+        value *= sure
+        values.append(value)
+    if draft.q is not None:
+        return _with_draws(level, row, draft, [place for place in places if place[0] >= least_chance(row.ask)])
+    leaves = [leaf for place in sorted(places, reverse=True)[:PLACES] for leaf in _next_best(level, row, draft, *place)]
+    kept = best_nodes([*values, *(leaf.value for leaf in leaves)], row.ask)
+    whole = _joined(draft, leaves, level.index)
+    places_of = {node: place for place, node in enumerate(kept)}
+    return whole.picked(kept, [places_of.get(whole.parent(node), -1) for node in kept])
+
+
+def _next_best(level: Level, row: Progress, draft: Draft, needed: float, wrong: float, depth: int) -> list[Leaf]:
+    """What the model, and the row's random numbers, would have come to without the chain's own token."""
+    sampler = level.state(row.ask)[1]
+    prefix = row.ask.context.extended(draft.tokens[:depth]).tokens
+    branches = sampler.branches(row.lines[depth], prefix, 1 + LEAVES, sampler.noise)
+    others = [branch for branch in branches if branch.token != draft.tokens[depth]][:LEAVES]
+    return [Leaf(depth, one.token, wrong * one.share, needed * one.share) for one in others]
+
+
+def _with_draws(level: Level, row: Progress, draft: Draft, places: Sequence[tuple[float, float, int]]) -> Draft:
+    """The chain with leaves that are drawn as it was: at most one each, and those first that are least deep.
+
+    Which places get one must not depend on what is drawn there, nor on what comes deeper.
+    """
+    dice, leaves = level.dice(row.ask, level.state(row.ask)[0]), []
+    for needed, wrong, depth in places[: max(row.ask.nodes - len(draft), 0)]:
+        rest = draft.q[depth].clone()
+        rest[draft.tokens[depth]] = 0.0
+        if float(rest.sum()) > 0.0:
+            leaves.append(Leaf(depth, dice.draw(rest), wrong, needed, draft.q[depth]))
+    return _joined(draft, leaves, level.index) if leaves else draft
+
+
+def _joined(draft: Draft, leaves: Sequence[Leaf], origin: int) -> Draft:
+    """The chain and the leaves."""
+    tokens = [*draft.tokens, *(leaf.token for leaf in leaves)]
+    parents = [*range(-1, len(draft) - 1), *(leaf.depth - 1 for leaf in leaves)]
+    chances = [*(draft.chances or ()), *(leaf.chance for leaf in leaves)]
+    q = None if draft.q is None else [*draft.q, *(leaf.q for leaf in leaves)]
+    return Draft(tokens, parents, q, [*draft.origins(), *[origin] * len(leaves)], chances, draft.error)
