@@ -122,7 +122,8 @@ class Draft:
             each without those before it; whoever merges, prunes or sorts by what was drawn must leave q out.
         origin: index of the level that first proposed the tokens, or one index per token.
             None: filled in by the engine with the level the drafter sits at.
-        chances: [N] the probability that the drafter gives each token, where it says; only control reads it.
+        chances: [N] the probability that the drafter gives each token, None where it does not say; only control
+            reads it.
         error: why the drafter had no more to say, if something went wrong: it is counted and logged.
         by: [N] where several drafters proposed together: which of them proposed the node, a bit for each.
     """
@@ -131,7 +132,7 @@ class Draft:
     parents: Sequence[int] | None = None
     q: Any = None
     origin: int | Sequence[int] | None = None
-    chances: Sequence[float] | None = None
+    chances: Sequence[float | None] | None = None
     error: Exception | None = None
     by: Sequence[int] | None = None
 
@@ -225,11 +226,14 @@ def extended(draft: Draft, node: int, more: Draft) -> Draft:
     """The draft with a chain of guesses behind one of its nodes."""
     count = len(draft)
     tokens, origin = [*draft.tokens, *more.tokens], [*draft.origins(), *more.origins()]
-    q = None if draft.q is None else [*draft.q, *[None] * len(more)]
+    unknown = [None] * len(more)
+    q = None if draft.q is None else [*draft.q, *unknown]
+    chances = None if draft.chances is None else [*draft.chances, *unknown]
+    by = None if draft.by is None else [*draft.by, *[0] * len(more)]
     parents = None
     if draft.parents is not None or node != count - 1:
         parents = [draft.parent(i) for i in range(count)] + [node, *range(count, count + len(more) - 1)][: len(more)]
-    return Draft(tokens, parents, q, origin, error=draft.error)
+    return Draft(tokens, parents, q, origin, chances, draft.error, by)
 
 
 def _read_only(tokens: Tokens) -> Tokens:

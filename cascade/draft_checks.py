@@ -37,7 +37,8 @@ def check_draft(draft: Draft, cap: int, vocab_size: int, nodes: int | None = Non
         origin = _ints(_aligned(origin, tokens, "origins"), "origins")
     if chances is not None:
         chances = _aligned(chances, tokens, "chances")
-        if not all(isinstance(chance, (int, float)) and 0.0 <= chance <= 1.0 for chance in chances):
+        known = [chance for chance in chances if chance is not None]
+        if not all(isinstance(chance, (int, float)) and 0.0 <= chance <= 1.0 for chance in known):
             raise DraftError("a draft's chances must be probabilities")
     by = None if by is None else _ints(_aligned(by, tokens, "proposers"), "proposers")
     q = _aligned(draft.q, tokens, "rows of q") if needs_q and draft.q is not None else None

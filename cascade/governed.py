@@ -89,9 +89,10 @@ class GovernedRow:
             return
         below = children(draft)
         for node, held in zip_longest([-1, *verdict.path[: verdict.tested - 1]][: verdict.tested], verdict.path):
-            if node is not None and below[node + 1]:
-                first = below[node + 1][0]
-                self.calibration.observe(draft.chances[first], held == first)
+            first = below[node + 1][0] if node is not None and below[node + 1] else -1
+            chance = draft.chances[first] if first >= 0 else None
+            if chance is not None:
+                self.calibration.observe(chance, held == first)
 
     def decide(self, what: str, reason: str) -> None:
         """Notes a change of mind; while the mind stays, only its latest reason is kept."""

@@ -237,7 +237,7 @@ class Governor:
         k = self._next_k(row, estimates)
         speed = self._speedup(row, k, estimates)
         gain = speed / self._without(ask)
-        if level is not None and level.hesitates(ask) and row.controller.adapts and row.controller.k_min == 1:
+        if level is not None and row.controller.adapts and row.controller.k_min == 1:  # more are wanted at any rate
             wider = (estimates.verify(k + 1) - 1) / (
                 k * self.width
             )  # what a node more makes the verifier's forward take

@@ -198,7 +198,7 @@ def _read(level: Level, trees: Sequence[Tree]) -> Scores:
     """One packed forward over the frontiers of all rows."""
     began = level.clock()
     feeds = [tree.feed() for tree in trees]
-    logits = level.model.forward(feeds)[:, : level.vocab_size]
+    logits = level.score(feeds)
     scores = Scores.of(logits, greedy=False, sure=True)
     level.account([tree.state for tree in trees], feeds, level.clock() - began)
     return scores
@@ -207,9 +207,12 @@ def _read(level: Level, trees: Sequence[Tree]) -> Scores:
 def _branch(tree: Tree, scores: Scores, depth: int) -> None:
     """Gives each node of the frontier its children, and finds the next frontier."""
     ask, shape, new = tree.ask, tree.shape, []
+    assert scores.chances is not None
     for i, node in enumerate(tree.frontier):
         value, share = (tree.nodes[node].value, tree.nodes[node].share) if node >= 0 else (1.0, ask.nodes)
-        assert scores.chances is not None
+        if not math.isfinite(scores.chances[i]):
+            tree.error = DecodeError("the model's logits are not numbers: NaN or infinite")
+            break
         sure = ask.chance(scores.chances[i])
         shares = shape.children(depth - 1, sure, share) if share > 0 else []
         if not shape.prunes:  # what does not pay is not drawn at all
@@ -228,7 +231,7 @@ def _branch(tree: Tree, scores: Scores, depth: int) -> None:
 
 
 def _goes_on(tree: Tree, node: Node) -> bool:
-    return node.value >= tree.ask.floor and not tree.sampler.ends(node.token)
+    return node.share > 0 and node.value >= tree.ask.floor and not tree.sampler.ends(node.token)
 
 
 def _children(tree: Tree, node: int, logits: Any, count: int) -> list[Branch]:
@@ -279,8 +282,6 @@ def _finished(level: Level, tree: Tree) -> Draft:
             path.append(slot)
     if tree.read:
         tree.state.cache.keep(len(tree.ask.context), path)
-    if not nodes and tree.error is None and tree.frontier == [-1]:
-        tree.error = DecodeError(f"the text is longer than the context of {level.name}")
     parents = [places[node.parent] if node.parent >= 0 else -1 for node in nodes]
-    q = level.told([node.q for node in nodes if node.q is not None])
+    q = [node.q for node in nodes] if nodes and nodes[0].q is not None else None
     return Draft([n.token for n in nodes], parents, q, level.index, [n.chance for n in nodes], tree.error)

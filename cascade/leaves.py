@@ -48,7 +48,7 @@ def with_leaves(level: Level, row: Progress, draft: Draft) -> Draft:
         [],
         1.0,
     )  # places: (the chance that a leaf is needed, that it is if its parent holds, depth)
-    for depth, chance in enumerate(draft.chances or ()):
+    for depth, chance in enumerate(row.chances):
         sure = row.ask.chance(chance)
         places.append((value * (1.0 - sure), 1.0 - sure, depth))
         value *= sure

@@ -121,22 +121,29 @@ class Level(Drafter):
         return self._with_tails(asks, drafts) if self.tail else drafts
 
     def _draft(self, progress: Progress) -> Draft:
-        """What a row holds, as a proposal. q travels only with tokens that were truly drawn from it."""
-        tokens, q = progress.tokens, progress.q
-        if q and not self.rule.lazy:
-            # How many tokens a whole block yields says something of them: only what comes in any case is a draw.
-            tokens, q = tokens[: max(progress.ask.want, 1)], q[: max(progress.ask.want, 1)]
-        count = len(tokens)
-        chances = progress.chances[:count] if len(progress.chances) >= count else None
-        known = self.told(q) if len(q) == count else None
-        draft = Draft(tokens, None, known, progress.origins[:count], chances, progress.error)
+        """What a row holds, as a proposal. q travels only with tokens that were truly drawn from it.
+
+        How many tokens a round yields depends on them, but on none after the one where it stops: that a token is
+        there says nothing of it.
+        """
+        tokens, count = progress.tokens, len(progress.tokens)
+        chances = progress.chances if len(progress.chances) == count else None
+        q = torch.stack(progress.q) if progress.q and len(progress.q) == count else None
+        draft = Draft(tokens, None, q, progress.origins, chances, progress.error)
         if self.shape is None or chances is None or progress.error is not None:
             return draft
         return with_leaves(self, progress, draft)
 
-    def told(self, q: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Distributions of this model as whoever asks needs them, [N, vocab_size]: its head may be smaller."""
-        return functional.pad(torch.stack(list(q)), (0, self.vocab_size - len(q[0]))) if q else None
+    @property
+    def prunes(self) -> bool:
+        """Whether it leaves out of its trees what does not pay."""
+        return self.shape is not None and self.shape.prunes
+
+    def score(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """One packed forward: logits [sum of keep, vocab_size], whatever the size of the model's head."""
+        logits = self.model.forward(feeds)[:, : self.vocab_size]
+        missing = self.vocab_size - logits.shape[1]
+        return functional.pad(logits, (0, missing), value=-math.inf) if missing else logits
 
     def advance(self, asks: Sequence[Ask]) -> list[Progress]:
         """Rounds of ask, score, walk and append, until every row holds what it was asked for."""
@@ -196,7 +203,7 @@ class Level(Drafter):
             tokens = row.context.tokens[cached:].tolist() + list(draft.tokens)
             feeds.append(Feed(state.cache, tokens, len(draft) + 1, draft.parents))
         greedy = any(self._sampler(row.ask).plain for row in active)
-        logits = self.model.forward(feeds)[:, : self.vocab_size]
+        logits = self.score(feeds)
         sure = self.shape is not None or any(row.ask.floor for row in active)
         scores = Scores.of(logits, greedy=greedy, sure=sure)
         self.account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
@@ -247,7 +254,7 @@ class Level(Drafter):
             row.origins.append(self.index)
         if self.is_target:
             row.logprobs += walk.report(verdict)
-        elif row.ask.needs_q and not self._rule(row.ask).coupled and self.rule.lossless and row.error is None:
+        elif row.ask.needs_q and not self._rule(row.ask).coupled and self.rule.lossless:
             row.q += walk.q(verdict)
         row.tokens += verdict.chain
         row.context = row.context.extended(verdict.chain)
@@ -256,17 +263,7 @@ class Level(Drafter):
             chances = [scores.chances[i] for i in scored[: len(verdict.chain)]]
             row.chances += chances
             row.lines += [scores.logits[i] for i in scored[: len(verdict.chain)]] if self.shape is not None else []
-            if self.hesitates(row.ask):
-                row.confidence *= math.prod(map(row.ask.chance, chances))
-
-    @property
-    def prunes(self) -> bool:
-        """Whether it leaves out of its trees what does not pay."""
-        return self.shape is not None and self.shape.prunes
-
-    def hesitates(self, ask: Ask) -> bool:
-        """Whether it may stop in doubt: not where the end of a round says something of the tokens before it."""
-        return self.source is None or self._rule(ask).lazy
+            row.confidence *= math.prod(map(row.ask.chance, chances))
 
     def _rule(self, ask: Ask) -> Rule:
         """The rule by which a row's drafts are judged."""
@@ -280,7 +277,7 @@ class Level(Drafter):
     def dice(self, ask: Ask, state: LevelRow) -> Dice:
         """This level's fresh random numbers for a row."""
         if state.dice is None:
-            state.dice = Dice(ask.noise, self.index)
+            state.dice = Dice(ask.noise, self.name)
         return state.dice
 
     def _sampler(self, ask: Ask) -> Sampler:
@@ -303,7 +300,7 @@ class Level(Drafter):
         keep = min(len(fed), PROBE_TOKENS + 1)
         began = self.clock()
         feed = Feed(state.cache, fed, keep)
-        logits = self.model.forward([feed])[:, : self.vocab_size]
+        logits = self.score([feed])
         self.account([state], [feed], self.clock() - began)
         sampler, first = self._sampler(ask), len(tokens) - keep + 1
         state.cache.crop(len(tokens) - 1)

@@ -16,6 +16,7 @@ import torch
 from cascade.config import SamplingParams
 from cascade.draft import Tokens
 from cascade.errors import DecodeError, name_of
+from cascade.filters import largest, nucleus, where
 from cascade.noise import Noise, race
 
 Report = Callable[[int], dict[int, float]]  # of a token: the log-probabilities that go with it
@@ -42,9 +43,6 @@ _FOR_DRAFTS = {
     *("SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor", "WatermarkLogitsProcessor"),
     *("TemperatureLogitsWarper", "TopKLogitsWarper", "MinPLogitsWarper"),
 }
-
-# Bounds on p below which top-p looks for its nucleus, as logarithms; the last one is p > 0.
-_NUCLEUS_BOUNDS = (-10 * math.log(2), -14 * math.log(2), -18 * math.log(2), -math.inf)
 
 
 class Sampler:
@@ -109,7 +107,7 @@ class Sampler:
             DecodeError: the logits are NaN or +inf where it matters, or nothing is possible.
         """
         scores = self._processed(logits, tokens)
-        lead, top = _largest(scores)
+        lead, top = largest(scores)
         token = lead if self.greedy else self._race(scores, lead, top, len(tokens))
         if self._logprobs is not None:
             self.logprobs = self._top_logprobs(scores, top, token, self._logprobs)
@@ -122,7 +120,7 @@ class Sampler:
         `sample` does.
         """
         scores = self._processed(logits, tokens)
-        lead, top = _largest(scores)
+        lead, top = largest(scores)
         count, p = self._logprobs, self._spread(scores, lead, top)
         return p, None if count is None else lambda token: self._top_logprobs(scores, top, token, count)
 
@@ -137,7 +135,7 @@ class Sampler:
         noise on top unless the choice is greedy.
         """
         scores = self._processed(logits, tokens)
-        _, top = _largest(scores)
+        _, top = largest(scores)
         ids = None if self.greedy else self._survivors(scores, top)
         kept = ... if ids is None else ids
         out = torch.full(scores.shape, -math.inf, dtype=torch.float64, device=scores.device)
@@ -154,7 +152,7 @@ class Sampler:
         Drawn with noise other than the sampler's own they have their q.
         """
         scores = self._processed(logits, tokens)
-        lead, top = _largest(scores)
+        lead, top = largest(scores)
         if self.greedy:
             return self._likeliest(scores, top, count)
         ids, host, lead = self._field(scores, lead, top)
@@ -168,8 +166,16 @@ class Sampler:
         chosen = ids[found]
         relative = (scores[torch.from_numpy(chosen).to(scores.device)].double().cpu().numpy() - top) / self._temperature
         values = relative + noise.gumbel(len(tokens), chosen)
-        q = None if noise is self.noise else self._spread(scores, lead, top)
-        return [Branch(int(t), math.exp(v - values[0]), q) for t, v in zip(chosen, values, strict=True)]
+        shares = [(int(t), math.exp(v - values[0])) for t, v in zip(chosen, values, strict=True)]
+        if noise is self.noise:
+            return [Branch(token, share) for token, share in shares]
+        q = self._spread(scores, lead, top)  # where it has rounded to 0, nothing was drawn
+        return [Branch(token, share, q) for token, share in shares if float(q[token]) > 0.0]
+
+    @property
+    def reports(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self._logprobs is not None
 
     def _likeliest(self, scores: torch.Tensor, top: float, count: int) -> list[Branch]:
         host = scores.cpu().numpy().copy()
@@ -255,15 +261,15 @@ class Sampler:
         """The ids [n] that top-k, top-p and min-p leave, ascending; None is all of them."""
         params, ids = self.params, None
         if 0 < params.top_k < len(scores):
-            ids = _where(scores >= scores.topk(params.top_k).values[-1])
+            ids = where(scores >= scores.topk(params.top_k).values[-1])
         if params.top_p == 1 and params.min_p == 0:
             return ids
         relative = self._relative(scores, top, ids)
         if params.top_p < 1:
-            kept = _nucleus(relative, params.top_p)
+            kept = nucleus(relative, params.top_p)
             relative, ids = relative[kept], kept if ids is None else ids[kept]
         if params.min_p > 0:
-            kept = _where(relative >= math.log(params.min_p))
+            kept = where(relative >= math.log(params.min_p))
             ids = kept if ids is None else ids[kept]
         return ids
 
@@ -273,7 +279,7 @@ class Sampler:
         likeliest: list[int] = []
         if n > 0:
             # torch.topk takes any of equals: fetch all of them, the stable sort puts the lowest ids first.
-            ids = _where(scores >= scores.topk(min(n, len(scores))).values[-1])
+            ids = where(scores >= scores.topk(min(n, len(scores))).values[-1])
             likeliest = ids[scores[ids].sort(descending=True, stable=True).indices][:n].tolist()
         reported = list(dict.fromkeys([*likeliest, token]))
         values = (relative[reported] - total).tolist()
@@ -303,46 +309,3 @@ def _apply(processor: Callable[..., Any], input_ids: torch.Tensor, rows: torch.T
         return result
     what = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
     raise DecodeError(f"logits processor {name_of(processor)} must return scores {tuple(rows.shape)}, not {what}")
-
-
-def _nucleus(relative: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Positions, ascending, of the tokens with less than `top_p` of the probability before them.
-
-    relative [n] float64: logits less their maximum. The order is: probability falling, then position
-    rising. The tokens above a bound are a prefix of that order with its ties complete, so if they hold
-    `top_p` of the mass, they are all that needs sorting.
-    """
-    weights = relative.exp()
-    total = float(weights.sum())
-    goal = top_p * total
-    for bound in _NUCLEUS_BOUNDS:
-        inside = _where(relative > math.log(total) + bound)
-        if bound == -math.inf or float(weights[inside].sum()) >= goal:
-            break
-    order = inside[relative[inside].sort(descending=True, stable=True).indices]
-    sums = weights[order].cumsum(0)
-    count = 1 + int((sums[:-1] < goal).sum())
-    return order[:count].sort().values
-
-
-def _where(mask: torch.Tensor) -> torch.Tensor:
-    """Positions [n] of the true entries of a mask [V], ascending."""
-    if mask.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))  # a quarter of torch's time on a CPU
-    return mask.nonzero()[:, 0]
-
-
-def _largest(scores: torch.Tensor) -> tuple[int, float]:
-    """The first position of the largest score, and its value. Raises DecodeError where it is no number."""
-    if scores.device.type == "cpu":
-        host = scores.numpy()
-        lead = int(host.argmax())  # a tenth of torch's time on a CPU; both find a NaN first
-        top = float(host[lead])
-    else:
-        value, index = scores.max(0)
-        lead, top = int(index), float(value)
-    if math.isnan(top) or top == math.inf:
-        raise DecodeError("the model's logits are not numbers: NaN or infinite")
-    if top == -math.inf:
-        raise DecodeError("no token is possible: every logit is -inf")
-    return lead, top

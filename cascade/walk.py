@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +23,11 @@ class Dice:
 
     Args:
         noise: the request's.
-        level: the level's index: each has dice of its own.
+        name: the level's: each has dice of its own.
     """
 
-    def __init__(self, noise: Noise, level: int) -> None:
-        self._noise, self._token, self._count = noise, _DICE + level, 0
+    def __init__(self, noise: Noise, name: str) -> None:
+        self._noise, self._token, self._count = noise, _DICE + zlib.crc32(name.encode()), 0
 
     def uniform(self) -> float:
         """A number strictly between 0 and 1."""
@@ -93,11 +94,15 @@ class Walk:
 
     def report(self, verdict: Verdict) -> list[dict[int, float]]:
         """The log-probabilities of each token of `verdict.chain`, where the request asks for them."""
-        if self._sampler.plain or not self._weighed:
+        if not self._weighed or not self._sampler.reports:
             return self.logprobs
-        places = [-1, *verdict.path]
-        reports = [self._weighed[node][1] for node in places[: len(verdict.chain)]]
-        return [report(token) for report, token in zip(reports, verdict.chain, strict=True) if report is not None]
+        reports = []
+        for node, token in zip([-1, *verdict.path], verdict.chain, strict=False):
+            self.distribution(node)
+            report = self._weighed[node][1]
+            assert report is not None
+            reports.append(report(token))
+        return reports
 
     def q(self, verdict: Verdict) -> list[Tensor]:
         """The distributions [V] that the tokens of `verdict.chain` were drawn from."""

@@ -20,6 +20,9 @@ from tests import twin
 PLUGINS = create(entry_points=False)
 LOSSLESS = [name for name in PLUGINS.names("rule") if PLUGINS.rule(name).lossless]
 LAZY = [name for name in LOSSLESS if PLUGINS.rule(name).lazy]
+DRAWN = [name for name in LOSSLESS if not PLUGINS.rule(name).coupled]
+SHAPES = ("chain", "dynamic", (2,), (3, 2, 1), (1, 3))
+BUDGETS = (1, 3, 8, 32, 32)
 CONTROLLERS = PLUGINS.names("controller")
 
 # -- a tokenizer of bytes -------------------------------------------------------------------------------
@@ -192,7 +195,9 @@ class StopOn:
 
 
 class Trees(Drafter):
-    """Random trees: right and wrong branches, equal siblings, and often more nodes than can be used."""
+    """Random trees: right and wrong branches, equal siblings, some deeper than `cap`, some beyond the budget."""
+
+    MOST = 24  # nodes
 
     def __init__(self, texts: Sequence[Sequence[int]], vocab_size: int, seed: int = 0) -> None:
         self.texts, self.vocab_size = [list(text) for text in texts], vocab_size
@@ -207,7 +212,7 @@ class Trees(Drafter):
         tokens: list[int] = []
         parents: list[int] = []
         depths: dict[int, int] = {-1: 0}  # of what a node's children would be, as long as its path is right
-        for node in range(self.dice.integers(0, ask.cap + 4)):
+        for node in range(self.dice.integers(0, min(2 * ask.cap + 4, self.MOST + 1))):
             deep = self.dice.random() < 0.5
             parent = node - 1 if deep else int(self.dice.integers(-1, node))
             depth = depths.get(parent, len(truth))
@@ -219,11 +224,11 @@ class Trees(Drafter):
         return Draft(tokens, parents)
 
 
-LEAVES = ("mixed", "ngram", "oracle", "trees", "mixed", "none", "wrong", "empty", "raise")
+LEAVES = ("mixed", "ngram", "oracle", "trees", "merged", "mixed", "none", "wrong", "empty", "merged", "raise")
 
 
 def leaf(kind: str, texts: Sequence[Sequence[int]], vocab_size: int, seed: int = 0) -> Any:
-    """A drafter without a model, None for none."""
+    """A drafter without a model, None for none. For "merged" see `Case.drafter`."""
     if kind in ("none", "ngram"):
         return {"none": None, "ngram": "ngram"}[kind]
     return Trees(texts, vocab_size, seed) if kind == "trees" else ScriptedDrafter(texts, kind, vocab_size, seed=seed)
@@ -255,6 +260,7 @@ class Case:
     levels: list[LevelConfig]  # without leaf and target
     leaf_level: dict[str, Any]
     costs: dict[str, float | None]
+    members: list[str | LevelConfig] = field(default_factory=list)  # of a leaf that is "merged"
     wanted: list[list[twin.Outcome]] = field(default_factory=list, repr=False)  # per prompt, per sample
     beyond: list[list[int]] = field(default_factory=list, repr=False)  # texts that know no end
     calls: list[Any] = field(default_factory=list, repr=False)  # of the twin's processors and criteria
@@ -272,14 +278,25 @@ class Case:
     @property
     def flawless(self) -> bool:
         """Whether no drafter has a reason to fail."""
-        padded = any(level.model.vocab_size > self.target.vocab_size for level in self.levels)
+        kinds = [self.leaf[0], *(member for member in self.members if isinstance(member, str))]
         processed = any(params.logits_processors for params in self.params)  # may leave a draft nothing to choose
-        return self.leaf[0] != "raise" and not padded and not processed
+        wide = "trees" in kinds and self.leaf_level["budget"] < Trees.MOST
+        return "raise" not in kinds and not processed and not wide
+
+    def drafter(self) -> Any:
+        """The leaf, made anew; None for none."""
+        kind, seed = self.leaf
+        size = self.target.vocab_size
+        if kind != "merged":
+            return leaf(kind, self.beyond, size, seed)
+        return [
+            leaf(member, self.beyond, size, seed + i) if isinstance(member, str) else member
+            for i, member in enumerate(self.members)
+        ]
 
     def engine(self) -> Engine:
         """The cascade, with every cache checked after every round."""
-        kind, seed = self.leaf
-        drafter = leaf(kind, self.beyond, self.target.vocab_size, seed)
+        drafter = self.drafter()
         bottom = [] if drafter is None else [LevelConfig(drafter=drafter, name="leaf", **self.leaf_level)]
         levels = [*bottom, *self.levels, LevelConfig(model=self.target, name="target")]
         return self._engine(CascadeConfig(levels, **self.config))
@@ -370,20 +387,43 @@ def sampling(draw: st.DrawFn, target: Reader, names: Sequence[str], prompt: list
 
 
 @st.composite
-def model_levels(draw: st.DrawFn, target: Reader, least: int, most: int, bottom: bool) -> list[LevelConfig]:
+def guesses(draw: st.DrawFn, target: Reader) -> Guess:
+    return Guess(
+        target,
+        share=draw(st.sampled_from([0.8, 0.5, 0.95, 1.0, 0.0])),
+        seed=draw(st.integers(0, 99)),
+        more=draw(st.sampled_from([0, 0, 0, 0, 3, -2])),
+        max_length=draw(st.sampled_from([None, None, None, 12])),
+    )
+
+
+@st.composite
+def model_levels(
+    draw: st.DrawFn, target: Reader, least: int, most: int, bottom: bool, shapes: Sequence[Any]
+) -> list[LevelConfig]:
     """Draft models between the leaf and the target, whether or not there is a leaf."""
     levels = []
     for i in range(draw(st.integers(least, most))):
-        model = Guess(
-            target,
-            share=draw(st.sampled_from([0.8, 0.5, 0.95, 1.0, 0.0])),
-            seed=draw(st.integers(0, 99)),
-            more=draw(st.sampled_from([0, 0, 0, 0, 3, -2])),
-            max_length=draw(st.sampled_from([None, None, None, 12])),
-        )
+        model, tree = draw(guesses(target)), draw(st.sampled_from(shapes))
+        model.trees = draw(st.sampled_from([True, True, True, False]))
         tail = draw(st.sampled_from([False, False, True])) and (bottom or i > 0)
-        levels.append(LevelConfig(model=model, name=f"m{i}", tail=tail, **draw(control())))
+        levels.append(LevelConfig(model=model, name=f"m{i}", tail=tail, tree=tree, **draw(control())))
     return levels
+
+
+MEMBERS = ("ngram", "mixed", "oracle", "trees", "model", "wrong", "model", "raise")
+
+
+@st.composite
+def members(draw: st.DrawFn, target: Reader, shapes: Sequence[Any]) -> list[str | LevelConfig]:
+    """What is merged at one level: kinds of leaves, and draft models."""
+    made: list[str | LevelConfig] = []
+    for kind in draw(st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=3)):
+        model = (
+            LevelConfig(model=draw(guesses(target)), tree=draw(st.sampled_from(shapes))) if kind == "model" else None
+        )
+        made.append(kind if model is None else model)
+    return made
 
 
 @st.composite
@@ -391,7 +431,8 @@ def control(draw: st.DrawFn) -> dict[str, Any]:
     low = draw(st.integers(1, 3))
     high = draw(st.integers(low, 8))
     k = draw(st.none() | st.integers(low, high))
-    return {"k": k, "k_min": low, "k_max": high, "controller": draw(st.sampled_from(CONTROLLERS))}
+    controller, budget = draw(st.sampled_from(CONTROLLERS)), draw(st.sampled_from(BUDGETS))
+    return {"k": k, "k_min": low, "k_max": high, "controller": controller, "budget": budget}
 
 
 FEW, OFTEN, ALWAYS, NEVER = st.integers(0, 3).map(lambda i: i == 0), st.booleans(), st.just(True), st.just(False)
@@ -404,20 +445,26 @@ def cases(
     rows: tuple[int, int] = (1, 2),
     models: tuple[int, int] = (0, 2),
     leaves: Sequence[str] = LEAVES,
-    rules: Sequence[str] = LOSSLESS,
+    shapes: Sequence[Any] = ("chain", *SHAPES),
+    rules: Sequence[str] = ("coupled", "coupled", *LOSSLESS),
+    drawn: bool = False,
     **wants: Any,
 ) -> Case:
-    """A whole case. `wants`: temperatures, n, and how often there are stops, ends and processors."""
+    """A whole case. `wants`: temperatures, n, and how often there are stops, ends and processors.
+
+    Where a text is only right in distribution there is nothing to compare it with: unless such cases are asked for
+    (`drawn`), rules that are not coupled meet greedy requests.
+    """
     target = draw(targets())
     kind = draw(st.sampled_from(leaves))
     rule = draw(st.sampled_from(rules))
     want: dict[str, Any] = {"temperatures": TEMPERATURES, "n": (1, 1, 1, 2)}
     want |= {"stops": FEW, "ends": FEW, "processors": FEW, **wants}
-    if rule != "coupled":  # the others promise the distribution of a sampled text, not the text
+    if rule in DRAWN and not drawn:
         want["temperatures"] = (0.0,)
     if rule not in LAZY:  # and these refuse what needs one token after the other
         want["processors"] = NEVER
-    levels = draw(model_levels(target, *models, bottom=kind != "none"))
+    levels = draw(model_levels(target, *models, bottom=kind != "none", shapes=shapes))
     names = [level.name for level in levels] + ([] if kind == "none" else ["leaf"])
     prompts = draw(
         st.lists(
@@ -445,6 +492,7 @@ def cases(
         params=[draw(sampling(target, [*names, "target"], prompt, want)) for prompt in prompts],
         config=config,
         leaf=(kind, draw(st.integers(0, 99))),
+        members=draw(members(target, shapes)) if kind == "merged" else [],
         levels=levels,
         leaf_level=leaf_level,
         costs={name: draw(st.sampled_from([0.05, 0.05, 0.05, 0.3, 2.0, None])) for name in names},

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cascade import Engine, Result, SamplingParams
-from tests import strategies, twin
-from tests.strategies import ALWAYS, LAZY, LOSSLESS, OFTEN, Case, cases, plainly, take_calls
+from tests import reference, strategies, twin
+from tests.strategies import ALWAYS, DRAWN, LAZY, LOSSLESS, NEVER, OFTEN, SHAPES, Case, cases, plainly, take_calls
 from tests.twin import Outcome
 
-EACH = settings(max_examples=2 * settings.default.max_examples)  # ten tests of 200 in "ci"
+EACH = settings(max_examples=settings.default.max_examples * 154 // 100)  # thirteen tests of 154 in "ci"
+SAMPLED = (0.3, 0.7, 1.0, 1.5)
 REPLACEMENT = "\ufffd"
 
 
@@ -97,6 +98,33 @@ def check(case: Case) -> None:
     assert take_calls(case.params) == case.calls
 
 
+def plausible(result: Result, case: Case, prompt: list[int], params: SamplingParams) -> None:
+    """A text that plain decoding could have come to: each token possible, reported and, if it is the last, an end."""
+    target, limits = case.target, [case.config.get("max_length"), case.target.max_length]
+    limit = min([limit for limit in limits if limit is not None] + [len(prompt) + params.max_new_tokens])
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else target.end_ids)}
+    ids, reason = list(prompt), "length"
+    for i, token in enumerate(result.tokens):
+        assert reason == "length", "nothing comes after the end"
+        scores = twin.processed(target.logits(ids), ids, params, [])
+        if early := i < params.min_new_tokens:
+            scores = [-math.inf if one in ends else score for one, score in enumerate(scores)]
+        kept = reference.survivors(scores, params.temperature, params.top_k, params.top_p, params.min_p)
+        assert token in kept
+        assert scores[token] > -math.inf
+        if params.logprobs is not None:
+            want = reference.logprobs(scores, params.temperature, token, params.logprobs)
+            found = result.logprobs[i]
+            assert list(found) == list(want)
+            assert all(math.isclose(found[one], want[one], rel_tol=1e-12, abs_tol=1e-9) for one in want)
+        ids.append(token)
+        text, stopped = twin.cut(strategies.decode(result.tokens[: i + 1]), params.stop)
+        reason = "stop" if stopped or (token in ends and not early) else "length"
+    assert (result.finish_reason, result.error) == (reason, None)
+    assert reason == "stop" or len(ids) == max(limit, len(prompt))
+    assert result.text == (text if result.tokens else "")
+
+
 # -- the properties -------------------------------------------------------------------------------------
 
 
@@ -113,7 +141,7 @@ def test_greedy_text_under_every_lossless_rule(case: Case) -> None:
 
 
 @EACH
-@given(cases(temperatures=(0.3, 0.7, 1.0, 1.5), leaves=("none", "ngram"), models=(1, 2), n=(1, 2, 3)))
+@given(cases(temperatures=SAMPLED, leaves=("none", "ngram"), models=(1, 2), n=(1, 2, 3), rules=("coupled",)))
 def test_sampled_text_of_draft_models(case: Case) -> None:
     check(case)
 
@@ -128,6 +156,32 @@ def test_deep_cascades(case: Case) -> None:
 @given(cases(leaves=("trees",), models=(0, 1)))
 def test_trees(case: Case) -> None:
     check(case)
+
+
+@EACH
+@given(cases(leaves=("none", "ngram", "merged"), models=(1, 2), shapes=SHAPES[1:], rules=("coupled",)))
+def test_trees_of_draft_models(case: Case) -> None:
+    check(case)
+
+
+@EACH
+@given(cases(leaves=("merged",), models=(0, 1)))
+def test_merged_drafters(case: Case) -> None:
+    check(case)
+
+
+@EACH
+@given(cases(rules=DRAWN, drawn=True, temperatures=SAMPLED, processors=NEVER, models=(0, 2), n=(1, 1, 2)))
+def test_sampled_text_under_the_other_rules(case: Case) -> None:
+    """Its distribution is for `test_rules_engine.py`; here each text must be possible, and the same once more."""
+    results, again = (case.engine().generate(case.prompts, case.params) for _ in range(2))
+    assert [(one.tokens, one.origins) for one in results] == [(one.tokens, one.origins) for one in again]
+    requests = [(prompt, params) for prompt, params in zip(case.prompts, case.params, strict=True)]
+    every = [request for request in requests for _ in range(request[1].n)]
+    for found, (prompt, params) in zip(results, every, strict=True):
+        plausible(found, case, prompt, params)
+        consistent(found, params, tails=any(level.tail for level in case.levels))
+        assert not case.flawless or not any(level.dropped for level in found.stats.levels)
 
 
 @EACH
