@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
 BLOCK = re.compile(r"(<!-- table (\w+) ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 BULK = ("text", "pieces", "rounds")  # of a run: most of the file's size, and in no table
+
+SHOWN = ("chain, coupled", "tree dynamic, coupled", "chain, block", "tree dynamic, traversal")  # by category
 
 Record = dict[str, Any]
 
@@ -158,6 +161,51 @@ def regret(record: Record) -> str:
     return table(["category", "cascade", "plain", "best fixed setting"], rows)
 
 
+def rule_summary(runs: list[dict[str, Any]], name: str, temperature: float) -> dict[str, float]:
+    """Of one variant at one temperature: tau, and speed over plain decoding's, all and without the first token."""
+    mine = {r["question"]: r for r in runs if (r["variant"], r["temperature"]) == (name, temperature)}
+    plain = {r["question"]: r for r in runs if (r["variant"], r["temperature"]) == ("plain", temperature)}
+
+    def speed(r: dict[str, Any]) -> float:
+        return float(r["tokens"] / r["seconds"])
+
+    def decoding(r: dict[str, Any]) -> float:
+        return float((r["tokens"] - 1) / (r["seconds"] - r["first"])) if r["tokens"] > 1 else 0.0
+
+    long = [q for q in mine if mine[q]["tokens"] > 1 and plain[q]["tokens"] > 1]
+    return {
+        "tau": sum(r["tokens"] for r in mine.values()) / sum(r["forwards"] for r in mine.values()),
+        "speedup": statistics.mean(map(speed, mine.values())) / statistics.mean(map(speed, plain.values())),
+        "decode": statistics.mean(decoding(mine[q]) for q in long) / statistics.mean(decoding(plain[q]) for q in long),
+        "same_text": statistics.mean(r["same_text"] for r in mine.values()),
+    }
+
+
+def rules(record: Record) -> str:
+    """A line per rule and shape, greedy and at temperature 1; see rules.py."""
+    names = list(dict.fromkeys(run["variant"] for run in record["runs"]))
+    rows = []
+    for name in names:
+        cells = [name]
+        for temperature in (0.0, 1.0):
+            f = rule_summary(record["runs"], name, temperature)
+            cells += [number(f["tau"]), number(f["speedup"], ".2f", "x"), number(f["decode"], ".2f", "x")]
+        rows.append([*cells, number(f["same_text"], ".0%")])
+    head = ["T = 0: tokens/forward", "speedup", "decode", "T = 1: tokens/forward", "speedup", "decode", "same text"]
+    return table(["drafts, rule", *head], rows)
+
+
+def kinds(record: Record) -> str:
+    """Speedups of some rules and shapes per category, greedy and at temperature 1."""
+    names = [name for name in SHOWN if any(run["variant"] == name for run in record["runs"])]
+    rows = []
+    for category in dict.fromkeys(run["category"] for run in record["runs"]):
+        runs = [run for run in record["runs"] if run["category"] == category]
+        found = [rule_summary(runs, name, t)["speedup"] for t in (0.0, 1.0) for name in names]
+        rows.append([category, *(number(value, ".2f", "x") for value in found)])
+    return table(["category", *(f"T = {t}: {name}" for t in (0, 1) for name in names)], rows)
+
+
 def environment(record: Record) -> str:
     """What it was measured on, in one line."""
     e = record["environment"]
@@ -168,7 +216,7 @@ def environment(record: Record) -> str:
 
 
 KINDS: dict[str, Callable[[Record], str]] = {
-    made.__name__: made for made in (overall, categories, levels, regret, environment)
+    made.__name__: made for made in (overall, categories, levels, regret, rules, kinds, environment)
 }
 
 

@@ -10,17 +10,20 @@ every question, plain decoding among them.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+from page import rule_summary
+
 from cascade import CascadeConfig, Engine, LevelConfig, SamplingParams, load_config
 from cascade.bench.questions import prompt_for, read_questions
+from cascade.cli.environment import environment
 
 #: name: the rule, the shape of what the draft model proposes, whether n-grams are merged with it
 VARIANTS: dict[str, tuple[str, Any, bool]] = {
@@ -55,35 +58,15 @@ def engines(only: list[str]) -> dict[str, Engine]:
     return made
 
 
-def run(engine: Engine, prompt: Any, params: SamplingParams) -> dict[str, Any]:
-    """One answer's figures."""
+def run(engine: Engine, prompt: Any, params: SamplingParams) -> tuple[list[int], dict[str, Any]]:
+    """One answer, and its figures."""
     result = engine.generate(prompt, params)
     assert result.error is None, result.error
     stats = result.stats
     names = ("name", "drafted", "tested", "accepted", "k_mean", "bypassed_rounds", "dropped")
     levels = [{name: getattr(level, name) for name in names} for level in stats.levels]
     figures = {"tokens": stats.new_tokens, "forwards": stats.target_forwards, "seconds": stats.wall_s}
-    return {**figures, "first": stats.first_token_s, "levels": levels, "text": result.tokens}
-
-
-def summary(runs: list[dict[str, Any]], name: str, temperature: float) -> dict[str, float]:
-    """Of one variant at one temperature: tau, and speed over plain decoding's, all and without the first token."""
-    mine = {r["question"]: r for r in runs if (r["variant"], r["temperature"]) == (name, temperature)}
-    plain = {r["question"]: r for r in runs if (r["variant"], r["temperature"]) == ("plain", temperature)}
-
-    def speed(r: dict[str, Any]) -> float:
-        return float(r["tokens"] / r["seconds"])
-
-    def decoding(r: dict[str, Any]) -> float:
-        return float((r["tokens"] - 1) / (r["seconds"] - r["first"])) if r["tokens"] > 1 else 0.0
-
-    long = [q for q in mine if mine[q]["tokens"] > 1 and plain[q]["tokens"] > 1]
-    return {
-        "tau": sum(r["tokens"] for r in mine.values()) / sum(r["forwards"] for r in mine.values()),
-        "speedup": statistics.mean(map(speed, mine.values())) / statistics.mean(map(speed, plain.values())),
-        "decode": statistics.mean(decoding(mine[q]) for q in long) / statistics.mean(decoding(plain[q]) for q in long),
-        "same_text": statistics.mean(mine[q]["text"] == plain[q]["text"] for q in mine),
-    }
+    return result.tokens, {**figures, "first": stats.first_token_s, "levels": levels}
 
 
 def main() -> None:
@@ -96,23 +79,26 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     made, runs = engines(args.only), []
+    record = {"environment": environment(), "runs": runs}
     questions = read_questions(args.questions, args.limit_per_category)
     for number, question in enumerate(questions):
         for temperature in args.temperature or [0.0, 1.0]:
             params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=temperature, seed=number)
             order = list(made)[number % len(made) :] + list(made)[: number % len(made)]
+            texts = {}
             for name in order:
-                plain = name == "plain"
-                one = SamplingParams(**{**vars(params), "speculate": not plain})
-                figures = run(made[name], prompt_for(made[name], question), one)
-                same = {"variant": name, "temperature": temperature, "category": question.category}
-                runs.append({**same, "question": number, **figures})
+                one = dataclasses.replace(params, speculate=name != "plain")
+                texts[name], figures = run(made[name], prompt_for(made[name], question), one)
+                asked = {"variant": name, "temperature": temperature, "category": question.category}
+                runs.append({**asked, "question": number, **figures})
+            for figures in runs[-len(order) :]:
+                figures["same_text"] = texts[figures["variant"]] == texts["plain"]
         print(f"{number + 1} of {len(questions)}", file=sys.stderr)
         if args.json:
-            args.json.write_text(json.dumps({"runs": runs}))
+            args.json.write_text(json.dumps(record, indent=None).replace('}, {"variant"', '},\n{"variant"'))
     for temperature in args.temperature or [0.0, 1.0]:
         for name in made:
-            f = summary(runs, name, temperature)
+            f = rule_summary(runs, name, temperature)
             print(
                 f"T={temperature:g} {name:30} tau {f['tau']:.2f}  speedup {f['speedup']:.2f}x  "
                 f"decode {f['decode']:.2f}x  same text {f['same_text']:.0%}"

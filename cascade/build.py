@@ -10,7 +10,7 @@ from cascade.control.base import Controller
 from cascade.drafter import Drafter
 from cascade.errors import ConfigError, LoadError
 from cascade.governor import Governor
-from cascade.growth import shape_of
+from cascade.growth import Shape, shape_of
 from cascade.level import Level
 from cascade.merged import Merged
 from cascade.rows import CausalModel
@@ -44,14 +44,14 @@ def build_levels(
     target = models[len(levels) - 1, 0]
     governor: Governor | None = None
     for i, level in enumerate(levels):
-        trees = i + 1 < len(levels) and (models.get((i + 1, 0)) or target).trees  # of whoever verifies
+        verifier = models.get((i + 1, 0))
         made: list[Drafter] = []
         for j, part in enumerate(places[i]):
             if (drafter := drafters.get((i, j))) is None:
                 source = governor if len(places[i]) == 1 else None
                 drafter = Level(i, str(part.name), models[i, j], source, rule, costs, clock)
                 drafter.end_ids, drafter.vocab_size, drafter.tail = tuple(target.end_ids), target.vocab_size, part.tail
-                drafter.shape = shape_of(part.tree) if trees and drafter.model.trees else None
+                drafter.shape = _shape(part, kinds[i], drafter.model, verifier)
             made.append(drafter)
         if i == len(levels) - 1:
             break
@@ -62,6 +62,19 @@ def build_levels(
     for taken in drafters.values():
         taken._cascade_taken = True  # type: ignore[attr-defined]
     return top
+
+
+def _shape(
+    level: LevelConfig, kind: type[Controller], model: CausalModel, verifier: CausalModel | None
+) -> Shape | None:
+    """The shape of what a level proposes to `verifier`; None for chains."""
+    if verifier is None or not (model.trees and verifier.trees):
+        return None
+    if level.tree is not None:
+        return shape_of(level.tree)
+    found = getattr(verifier, "probed", None)
+    exact = found is None or found.tree_bits or found.width is None
+    return shape_of("dynamic") if exact and kind.adapts and level.k_min <= 1 else None
 
 
 def _check_place(level: LevelConfig, parts: Sequence[LevelConfig], is_bottom: bool, is_target: bool) -> None:
@@ -76,7 +89,7 @@ def _check_place(level: LevelConfig, parts: Sequence[LevelConfig], is_bottom: bo
             "at the bottom, below every model"
         )
     for part in parts:
-        if part.tree != "chain" and (part.model is None or is_target):
+        if part.tree is not None and (part.model is None or is_target):
             raise ConfigError(f"tree={part.tree!r} at level {part.name!r}: only a model that drafts grows a tree")
 
 

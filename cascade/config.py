@@ -173,8 +173,9 @@ class LevelConfig:
         controller: the registered name of the policy that sets K.
         bypass: overrides the cascade's.
         tail: a middle level appends guesses of the drafter below to its own tokens, for the level above to verify.
-        tree: the shape of what a model proposes: "chain"; "dynamic", the nodes most likely to be accepted; or numbers
-            of children by depth, such as (3, 2, 1). K is its depth. A tree is grown by the model alone.
+        tree: the shape of what a model proposes: "chain"; "dynamic", the nodes most likely to be accepted, as many as
+            pay; or numbers of children by depth, such as (3, 2, 1), without a drafter below. K is its depth.
+            None: dynamic where a controller that adapts weighs it and trees keep the target's bits, else a chain.
         budget: how many nodes a tree may have, of a model as of any drafter that proposes one.
         options: reach the drafter's and the controller's constructors as keyword arguments.
     """
@@ -191,7 +192,7 @@ class LevelConfig:
     controller: str = "pid"
     bypass: BypassConfig | None = None
     tail: bool = False
-    tree: Any = "chain"
+    tree: Any = None
     budget: int = 32
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -217,11 +218,11 @@ class LevelConfig:
             check(self, key, at_least(0), "be an integer >= 0")
         require(self.k_min <= self.k_max, f"k_min ({self.k_min}) must not exceed k_max ({self.k_max})")
         check(self, "budget", at_least(1), "be an integer >= 1")
-        if not isinstance(self.tree, str):
+        if self.tree is not None and not isinstance(self.tree, str):
             many = isinstance(self.tree, (list, tuple))
             object.__setattr__(self, "tree", tuple(self.tree) if many else (self.tree,))
         require(
-            self.tree in TREES
+            self.tree in (None, *TREES)
             or (isinstance(self.tree, tuple) and self.tree != () and all(map(at_least(1), self.tree))),
             f'tree must be "chain", "dynamic" or numbers of children by depth such as (3, 2, 1), not {self.tree!r}',
         )

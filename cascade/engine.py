@@ -152,8 +152,9 @@ class Engine:
                 what = f"merges {', '.join(one.names)}" if isinstance(one, Merged) else type(one).__name__
                 lines.append(f"level {governor.name}: {what}")
             elif one.shape is not None:
-                lines.append(f"level {governor.name} drafts trees: {config.tree}, at most {config.budget} nodes")
-            elif config.tree != "chain":
+                tree = config.tree or "dynamic"
+                lines.append(f"level {governor.name} drafts trees: {tree}, at most {config.budget} nodes")
+            elif config.tree not in (None, "chain"):
                 lines.append(f"level {governor.name} drafts chains: it or what verifies it cannot do trees")
             if config.k == 0:
                 lines.append(f"level {governor.name} is off: k=0")

@@ -237,12 +237,11 @@ class Governor:
         k = self._next_k(row, estimates)
         speed = self._speedup(row, k, estimates)
         gain = speed / self._without(ask)
-        if level is not None and row.controller.adapts and row.controller.k_min == 1:  # more are wanted at any rate
-            wider = (estimates.verify(k + 1) - 1) / (
-                k * self.width
-            )  # what a node more makes the verifier's forward take
-            row.floor = least_confidence(estimates.price(1) + wider, speed)
-            row.price = lambda nodes: speed * estimates.verify(1 + nodes)
+        if row.controller.adapts and row.controller.k_min == 1:  # else more are wanted at any rate
+            row.price = lambda nodes: speed * estimates.verify(1 + round(nodes / self.width))
+            if level is not None:
+                wider = (estimates.verify(k + 1) - 1) / k  # what a token more makes the verifier's forward take
+                row.floor = least_confidence(estimates.price(1) + wider, speed)
         emitted = ask.context.committed - ask.prompt_length
         if level is not None and not row.invested:
             worth, reason = self._invest(ask, level, gain, emitted, estimates.token_seconds)

@@ -7,7 +7,7 @@ one of one; what it costs the verifier is a question of the budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -257,12 +257,17 @@ def best_nodes(values: Sequence[float], ask: Ask) -> list[int]:
         ask: with the budget and the price.
     """
     order = sorted(range(len(values)), key=lambda node: -values[node])[: ask.nodes]
-    best, most, tokens = 0, -math.inf, 0.0
-    for count, node in enumerate(order, start=1):
-        tokens += values[node]
-        if tokens - ask.price(count) > most:
-            best, most = count, tokens - ask.price(count)
-    return sorted(order[:best])
+    return sorted(order[: max(most_worth([values[node] for node in order], ask.price), 1)])
+
+
+def most_worth(values: Sequence[float], price: Callable[[int], float]) -> int:
+    """How many nodes together bring most; values [N] fall, price(n) is what n of them cost, in tokens."""
+    best, most, tokens = 0, -price(0), 0.0
+    for count, value in enumerate(values, start=1):
+        tokens += value
+        if tokens - price(count) > most:
+            best, most = count, tokens - price(count)
+    return best
 
 
 def least_chance(ask: Ask) -> float:

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cascade.draft import Draft
-from cascade.growth import best_nodes, least_chance
+from cascade.growth import least_chance, most_worth
 
 if TYPE_CHECKING:
     from cascade.level import Level
     from cascade.progress import Progress
 
 LEAVES = 2  # beside one of the chain's tokens, at most so many others
-PLACES = 6  # beside at most so many of its tokens: finding the next best ones of a vocabulary takes a while
+LEAST = 0.03  # a leaf that is less likely to be right is not worth the call of attention that a path costs
+PLACES = 4  # beside at most so many of its tokens: finding the next best ones of a vocabulary takes a while
 
 
 class Leaf(NamedTuple):
@@ -36,30 +37,26 @@ class Leaf(NamedTuple):
 
 
 def with_leaves(level: Level, row: Progress, draft: Draft) -> Draft:
-    """The chain with leaves, without what of it does not pay.
+    """The chain with the leaves that pay.
 
     Args:
         level: whose model it is.
         row: with the logits of each token of the chain.
         draft: the chain, with chances.
     """
-    values, places, value = (
-        [],
-        [],
-        1.0,
-    )  # places: (the chance that a leaf is needed, that it is if its parent holds, depth)
+    places: list[tuple[float, float, int]] = []  # (chance that a leaf is needed, that it is if its parent holds, depth)
+    value, room = 1.0, row.ask.nodes - len(draft)
     for depth, chance in enumerate(row.chances):
         sure = row.ask.chance(chance)
-        places.append((value * (1.0 - sure), 1.0 - sure, depth))
+        if value * (1.0 - sure) >= LEAST:
+            places.append((value * (1.0 - sure), 1.0 - sure, depth))
         value *= sure
-        values.append(value)
     if draft.q is not None:
         return _with_draws(level, row, draft, [place for place in places if place[0] >= least_chance(row.ask)])
-    leaves = [leaf for place in sorted(places, reverse=True)[:PLACES] for leaf in _next_best(level, row, draft, *place)]
-    kept = best_nodes([*values, *(leaf.value for leaf in leaves)], row.ask)
-    whole = _joined(draft, leaves, level.index)
-    places_of = {node: place for place, node in enumerate(kept)}
-    return whole.picked(kept, [places_of.get(whole.parent(node), -1) for node in kept])
+    found = [leaf for place in sorted(places, reverse=True)[:PLACES] for leaf in _next_best(level, row, draft, *place)]
+    leaves = sorted((leaf for leaf in found if leaf.value >= LEAST), key=lambda leaf: -leaf.value)[: max(room, 0)]
+    count = most_worth([leaf.value for leaf in leaves], lambda nodes: row.ask.price(len(draft) + nodes))
+    return _joined(draft, leaves[:count], level.index) if count else draft
 
 
 def _next_best(level: Level, row: Progress, draft: Draft, needed: float, wrong: float, depth: int) -> list[Leaf]:

@@ -457,8 +457,8 @@ def test_a_closed_pipe_ends_quietly(toy):
         ("model=M,tree=dynamic,budget=12", "dynamic", None),
         ("model=M,tree=3x2x1", (3, 2, 1), None),
         ("model=M,tree=2", (2,), None),
-        ("ngram+suffix", "chain", ("ngram", "suffix")),
-        ("drafter=ngram+suffix,k=4", "chain", ("ngram", "suffix")),
+        ("ngram+suffix", None, ("ngram", "suffix")),
+        ("drafter=ngram+suffix,k=4", None, ("ngram", "suffix")),
     ],
 )
 def test_trees_and_merged_drafters_of_the_command_line(text, tree, drafter):

@@ -3,8 +3,18 @@ import math
 
 import pytest
 
-from cascade import BypassConfig, CascadeConfig, CascadeError, ConfigError, LevelConfig, SamplingParams, load_config
+from cascade import (
+    BypassConfig,
+    CascadeConfig,
+    CascadeError,
+    ConfigError,
+    Engine,
+    LevelConfig,
+    SamplingParams,
+    load_config,
+)
 from cascade.config import DTYPES, normalise_levels
+from cascade.testing import FixedCosts, ToyModel
 
 
 def refusal(make):
@@ -345,3 +355,48 @@ def test_a_config_file_without_a_config_is_refused(write):
 def test_a_missing_config_file_is_refused(tmp_path):
     assert refusal(lambda: load_config(tmp_path / "none.py")) == f"no config file {str(tmp_path / 'none.py')!r}"
     assert "no config file" in refusal(lambda: load_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, "Dynamic"),
+        ({"tree": "chain"}, None),
+        ({"tree": (2, 1)}, "Fixed"),
+        ({"controller": "fixed", "k": 3}, None),
+        ({"controller": "fixed", "k": 3, "tree": "dynamic"}, "Dynamic"),
+        ({"k_min": 2}, None),
+    ],
+)
+def test_trees_are_the_default_where_something_weighs_them(options: dict[str, object], shape: str | None) -> None:
+    levels = [LevelConfig(model=ToyModel(), name="draft", **options), LevelConfig(model=ToyModel(), name="target")]
+    level = Engine(CascadeConfig(levels), costs=FixedCosts(lambda *_: 1.0)).target.source.drafter
+    assert (None if level.shape is None else type(level.shape).__name__) == shape
+
+
+@pytest.mark.parametrize(("draft", "target"), [(False, True), (True, False)])
+def test_models_without_trees_stay_chains_and_say_so(draft: bool, target: bool) -> None:
+    lower, upper = ToyModel(seed=1), ToyModel()
+    lower.trees, upper.trees = draft, target
+    levels = [LevelConfig(model=lower, name="draft", tree="dynamic"), LevelConfig(model=upper, name="target")]
+    engine = Engine(CascadeConfig(levels), costs=FixedCosts(lambda *_: 1.0))
+    assert engine.target.source.drafter.shape is None
+    assert "level draft drafts chains: it or what verifies it cannot do trees" in engine.summary()
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        (LevelConfig(drafter="ngram", tree="dynamic"), "only a model that drafts grows a tree"),
+        (LevelConfig(drafter=["ngram", LevelConfig(drafter=["ngram"])]), "a list within a list"),
+        (LevelConfig(drafter=["ngran"]), "Did you mean 'ngram'"),
+    ],
+)
+def test_trees_and_lists_that_cannot_be(level: LevelConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Engine(CascadeConfig([level, LevelConfig(model=ToyModel(), name="target")]), costs=FixedCosts(lambda *_: 1.0))
+
+
+def test_an_empty_list_of_drafters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name at least one drafter"):
+        LevelConfig(drafter=[])

@@ -145,7 +145,7 @@ def run(doubt: float, controller: str = "pid") -> tuple[list[int], object, Engin
         lambda level, tokens: 1.0 if level == "target" else 0.25,
         lambda level, tokens: 0.25 * tokens,
     )
-    draft = LevelConfig(model=Peaked(target, doubt), name="draft", controller=controller, k=6)
+    draft = LevelConfig(model=Peaked(target, doubt), name="draft", controller=controller, k=6, tree="chain")
     engine = Engine(CascadeConfig([draft, LevelConfig(model=target, name="target")]), costs=costs, check=True)
     result = engine.generate(PROMPT, SamplingParams(max_new_tokens=300, ignore_eos=True))
     return result.tokens, result.stats.levels[0], engine

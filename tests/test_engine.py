@@ -143,7 +143,7 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
 )
 def test_samples_share_a_prefill_whose_sample_has_ended(n: int, new: int, max_batch: int) -> None:
     prompt, params = list(range(20)), dataclasses.replace(SAMPLED, max_new_tokens=new)
-    target, draft = ToyModel(), LevelConfig(model=ToyModel(), name="draft")
+    target, draft = ToyModel(), LevelConfig(model=ToyModel(), name="draft", tree="chain")
     engine = build([draft, LevelConfig(model=target, name="target")], max_batch=max_batch)
     fed: list[int] = []
     forward = target.forward

@@ -148,11 +148,12 @@ def test_a_level_comes_back_when_the_text_turns_friendly() -> None:
 
 def test_a_users_threshold_is_obeyed_alone() -> None:
     share = 0.75  # a draft that pays, with an alpha far from 1
-    pays = with_draft(share).seconds(LONG)[1].stats.levels[0]
+    pays = with_draft(share, tree="chain").seconds(LONG)[1].stats.levels[0]
     assert pays.alpha is not None
-    strict = with_draft(share, bypass=BypassConfig(threshold=0.99)).seconds(LONG)[1].stats.levels[0]
+    strict = with_draft(share, tree="chain", bypass=BypassConfig(threshold=0.99)).seconds(LONG)[1].stats.levels[0]
     assert strict.bypassed_rounds > 200 > pays.bypassed_rounds
-    per_request = with_draft(share).seconds(dataclasses.replace(LONG, bypass_threshold=0.99))[1].stats.levels[0]
+    own = dataclasses.replace(LONG, bypass_threshold=0.99)
+    per_request = with_draft(share, tree="chain").seconds(own)[1].stats.levels[0]
     assert per_request.bypassed_rounds > 200
     never = with_draft(0.0).seconds(dataclasses.replace(LONG, bypass_threshold=0.0))[1].stats.levels[0]
     assert never.bypassed_rounds < 10

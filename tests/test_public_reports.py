@@ -570,7 +570,7 @@ def test_acceptance_counts_drafted_tokens_only(controller: str, params: Sampling
     never = BypassConfig(threshold=0.0)
     for kind, rate in (("oracle", 1.0), ("wrong", 0.0), ("empty", None)):
         script = LevelConfig(drafter=oracle(PROMPT, free, kind), controller=controller, bypass=never)
-        copy = LevelConfig(model=ToyModel(), name="draft", controller=controller, bypass=never)
+        copy = LevelConfig(model=ToyModel(), name="draft", controller=controller, bypass=never, tree="chain")
         for levels in ([script], [dataclasses.replace(script, drafter=oracle(PROMPT, free, kind)), copy]):
             stats = engine(*levels, LevelConfig(model=target, name="target")).generate(PROMPT, params).stats
             assert [level.accept_rate for level in stats.levels[:-1]] == [rate, 1.0][: len(levels)]

@@ -340,7 +340,7 @@ TEXTS: dict[str, tuple[Callable[[], list[LevelConfig]], bool]] = {
         False,
     ),
     "three levels": (lambda: [fixed(3, "ngram", "lowest", options=NGRAM), fixed(2, guess(5, 0.5))], False),
-    "doubt": (lambda: [LevelConfig(model=guess(5, 0.5), name="draft")], True),
+    "doubt": (lambda: [LevelConfig(model=guess(5, 0.5), name="draft", tree="chain")], True),
 }
 
 

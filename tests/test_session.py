@@ -16,7 +16,10 @@ GREEDY = SamplingParams(max_new_tokens=20)
 
 
 def toys() -> Engine:
-    levels = [LevelConfig(model=ToyModel(), name="draft", k=4), LevelConfig(model=ToyModel(), name="target")]
+    levels = [
+        LevelConfig(model=ToyModel(), name="draft", k=4, tree="chain"),
+        LevelConfig(model=ToyModel(), name="target"),
+    ]
     return Engine(CascadeConfig(levels), costs=FixedCosts(lambda *_: 1.0), check=True)
 
 
