@@ -190,9 +190,10 @@ def rules(record: Record) -> str:
         for temperature in (0.0, 1.0):
             f = rule_summary(record["runs"], name, temperature)
             cells += [number(f["tau"]), number(f["speedup"], ".2f", "x"), number(f["decode"], ".2f", "x")]
-        rows.append([*cells, number(f["same_text"], ".0%")])
-    head = ["T = 0: tokens/forward", "speedup", "decode", "T = 1: tokens/forward", "speedup", "decode", "same text"]
-    return table(["drafts, rule", *head], rows)
+            cells.append(number(f["same_text"], ".0%"))
+        rows.append(cells)
+    figures = ["speedup", "decode", "same text"]
+    return table(["drafts, rule", "T = 0: tokens/forward", *figures, "T = 1: tokens/forward", *figures], rows)
 
 
 def kinds(record: Record) -> str:

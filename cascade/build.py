@@ -39,7 +39,11 @@ def build_levels(
     for i, level in enumerate(levels):
         _check_place(level, places[i], is_bottom=i == 0, is_target=i == len(levels) - 1)
     parts = {(i, j): part for i, place in enumerate(places) for j, part in enumerate(place)}
-    drafters = {key: _drafter(part, kinds[key[0]], plugins) for key, part in parts.items() if part.model is None}
+    drafters = {
+        (i, j): _drafter(part, kinds[i] if len(places[i]) == 1 else Controller, plugins)
+        for (i, j), part in parts.items()
+        if part.model is None
+    }
     models = _load_all({key: part for key, part in parts.items() if part.model is not None}, config, plugins, progress)
     target = models[len(levels) - 1, 0]
     governor: Governor | None = None
@@ -51,7 +55,7 @@ def build_levels(
                 source = governor if len(places[i]) == 1 else None
                 drafter = Level(i, str(part.name), models[i, j], source, rule, costs, clock)
                 drafter.end_ids, drafter.vocab_size, drafter.tail = tuple(target.end_ids), target.vocab_size, part.tail
-                drafter.shape = _shape(part, kinds[i], drafter.model, verifier)
+                drafter.shape = _shape(part, kinds[i], drafter.model, verifier, bits=i + 2 == len(levels))
             made.append(drafter)
         if i == len(levels) - 1:
             break
@@ -65,15 +69,15 @@ def build_levels(
 
 
 def _shape(
-    level: LevelConfig, kind: type[Controller], model: CausalModel, verifier: CausalModel | None
+    level: LevelConfig, kind: type[Controller], model: CausalModel, verifier: CausalModel | None, bits: bool
 ) -> Shape | None:
-    """The shape of what a level proposes to `verifier`; None for chains."""
+    """The shape of what a level proposes to `verifier`, of which the bits matter or not; None for chains."""
     if verifier is None or not (model.trees and verifier.trees):
         return None
     if level.tree is not None:
         return shape_of(level.tree)
     found = getattr(verifier, "probed", None)
-    exact = found is None or found.tree_bits or found.width is None
+    exact = not bits or found is None or found.tree_bits or found.width is None
     return shape_of("dynamic") if exact and kind.adapts and level.k_min <= 1 else None
 
 
@@ -88,8 +92,8 @@ def _check_place(level: LevelConfig, parts: Sequence[LevelConfig], is_bottom: bo
             f"level {level.name!r} is a drafter without a model: it verifies nothing, so it must stand "
             "at the bottom, below every model"
         )
-    for part in parts:
-        if part.tree is not None and (part.model is None or is_target):
+    for part in {level.name: level, **{part.name: part for part in parts}}.values():
+        if part.tree not in (None, "chain") and (part.model is None or is_target):
             raise ConfigError(f"tree={part.tree!r} at level {part.name!r}: only a model that drafts grows a tree")
 
 

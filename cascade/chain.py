@@ -34,11 +34,12 @@ class Chain:
             level = governor.drafter if isinstance(governor.drafter, Level) else None
             self.places.insert(0, Place(governor.name, governor, level))
             governor = governor.below
-        self.levels = [level for place in reversed(self.places) for level in _levels(place)]
+        self.levels = [level for place in reversed(self.places) for level in levels_of(place)]
         self.governors = [place.governor for place in reversed(self.places) if place.governor is not None]
 
 
-def _levels(place: Place) -> list[Level]:
+def levels_of(place: Place) -> list[Level]:
+    """The models at a place: one, several that are merged there with other drafters, or none."""
     if place.level is not None:
         return [place.level]
     members = getattr(place.governor.drafter, "members", ()) if place.governor is not None else ()

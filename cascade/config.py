@@ -174,7 +174,8 @@ class LevelConfig:
         bypass: overrides the cascade's.
         tail: a middle level appends guesses of the drafter below to its own tokens, for the level above to verify.
         tree: the shape of what a model proposes: "chain"; "dynamic", the nodes most likely to be accepted, as many as
-            pay; or numbers of children by depth, such as (3, 2, 1), without a drafter below. K is its depth.
+            pay; or numbers of children by depth, such as (3, 2, 1): then a drafter below is only asked when this level
+            is bypassed. K is its depth.
             None: dynamic where a controller that adapts weighs it and trees keep the target's bits, else a chain.
         budget: how many nodes a tree may have, of a model as of any drafter that proposes one.
         options: reach the drafter's and the controller's constructors as keyword arguments.
@@ -293,6 +294,9 @@ def as_level(item: Any, drafter_names: Sequence[str]) -> LevelConfig:
     return level
 
 
+_OF_A_LEVEL = ("k", "k_min", "k_max", "controller", "bypass", "budget", "tail")  # whatever is merged at it
+
+
 def members_of(level: LevelConfig, drafter_names: Sequence[str]) -> list[LevelConfig]:
     """The drafters that are merged at one level, with unique names; none where it is a single one.
 
@@ -305,6 +309,11 @@ def members_of(level: LevelConfig, drafter_names: Sequence[str]) -> list[LevelCo
     for member in members:
         if isinstance(member.drafter, tuple):
             raise ConfigError(f"level {level.name!r} merges a list within a list: write one list")
+        whole = next((key for key in _OF_A_LEVEL if getattr(member, key) != getattr(LevelConfig, key)), None)
+        if whole is not None:
+            raise ConfigError(
+                f"level {level.name!r}: write {whole}= at the level, not at one of the drafters it merges"
+            )
     return [
         replace(member, name=f"{level.name}/{name}")
         for member, name in zip(members, _unique_names(members), strict=True)

@@ -33,7 +33,9 @@ def check_draft(draft: Draft, cap: int, vocab_size: int, nodes: int | None = Non
     if bad is not None:
         raise DraftError(f"a draft has token id {bad}, outside the vocabulary of {vocab_size}")
     origin, chances, by = draft.origin, draft.chances, draft.by
-    if not (origin is None or isinstance(origin, int)):
+    if isinstance(origin, (int, np.integer)):
+        origin = int(origin)
+    elif origin is not None:
         origin = _ints(_aligned(origin, tokens, "origins"), "origins")
     if chances is not None:
         chances = _aligned(chances, tokens, "chances")
@@ -53,9 +55,12 @@ def check_draft(draft: Draft, cap: int, vocab_size: int, nodes: int | None = Non
 def _checked_q(draft: Draft, vocab_size: int) -> list[Any]:
     """The distributions of a draft, per node float64 [V] or None. Raises DraftError where one is none."""
     rows = [None if row is None else _distribution(row, vocab_size) for row in draft.q]
-    drawn = [(draft.parent(node), draft.tokens[node]) for node, row in enumerate(rows) if row is not None]
-    if len(set(drawn)) < len(drawn):
-        raise DraftError("a draft with q repeats a token among siblings: they must be drawn without replacement")
+    before: set[tuple[int, int]] = set()
+    for node, row in enumerate(rows):
+        place = draft.parent(node), draft.tokens[node]
+        if row is not None and place in before:
+            raise DraftError("a draft with q repeats a token among siblings: they must be drawn without replacement")
+        before.add(place)
     for token, row in zip(draft.tokens, rows, strict=True):
         if row is not None and not float(row[token]) > 0.0:
             raise DraftError(f"a draft has token {token}, to which its q gives no probability")
@@ -107,7 +112,7 @@ def _shaped(draft: Draft, cap: int) -> Draft:
 
 def _aligned(values: Any, tokens: Sequence[int], what: str) -> list[Any]:
     try:
-        aligned = list(values)
+        aligned = list(values.tolist() if what == "chances" and hasattr(values, "tolist") else values)
     except TypeError:
         raise DraftError(f"a draft's {what} must be a list, not {one_line(repr(values)):.60}") from None
     if len(aligned) != len(tokens):

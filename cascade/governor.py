@@ -329,7 +329,9 @@ class Governor:
                 self._learn(row, tested, accepted)
                 row.controller.observe(Outcome(0, 0, tested, accepted))
         else:
-            draft = self._propose([ask.below(ask.context, k, min(k, ask.cap))], verifier)[0].draft
+            width = self.width  # what nobody verifies says nothing of usual proposals
+            draft = self._propose([ask.below(ask.context, k, min(k, ask.cap), nodes=2 * k)], verifier)[0].draft
+            self.width = width
             row.shadow = (len(ask.context), list(first_path(draft).tokens))
         row.gate.probe_cost = (self.clock() - began) / now if now else 0.0
 

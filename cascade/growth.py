@@ -120,7 +120,7 @@ class Node:
 
     Attributes:
         parent: its index, -1 for the context's end.
-        chance: that it holds if its parent does.
+        chance: what the draft model says of its likeliest token, None for others.
         value: that it and all above it hold.
         share: how many nodes there may be below it.
         slot: where it is among the nodes that the draft model has read; -1: not read.
@@ -129,7 +129,7 @@ class Node:
     token: int
     parent: int
     depth: int
-    chance: float
+    chance: float | None
     value: float
     share: int
     q: Any = None
@@ -176,7 +176,17 @@ def grow(level: Level, asks: Sequence[Ask], shape: Shape) -> list[Draft]:
     Raises nothing for what is wrong with one row: its draft says so.
     """
     trees = [Tree(ask, shape.for_draws() if ask.needs_q else shape, *level.state(ask)) for ask in asks]
-    for depth in range(max((ask.want for ask in asks), default=0)):
+    try:
+        _grow(level, trees)
+    except BaseException:
+        for tree in trees:  # what was read of a tree is no text
+            tree.state.cache.crop(len(tree.ask.context))
+        raise
+    return [_finished(level, tree) for tree in trees]
+
+
+def _grow(level: Level, trees: Sequence[Tree]) -> None:
+    for depth in range(max((tree.ask.want for tree in trees), default=0)):
         growing = [tree for tree in trees if tree.frontier and _has_room(level, tree, depth)]
         if not growing:
             break
@@ -186,7 +196,6 @@ def grow(level: Level, asks: Sequence[Ask], shape: Shape) -> list[Draft]:
             stop = start + len(tree.frontier)
             _branch(tree, scores.part(start, stop), depth)
             start = stop
-    return [_finished(level, tree) for tree in trees]
 
 
 def _has_room(level: Level, tree: Tree, depth: int) -> bool:
@@ -215,8 +224,10 @@ def _branch(tree: Tree, scores: Scores, depth: int) -> None:
             break
         sure = ask.chance(scores.chances[i])
         shares = shape.children(depth - 1, sure, share) if share > 0 else []
-        if not shape.prunes:  # what does not pay is not drawn at all
-            shares = [s for rank, s in enumerate(shares) if value * sure * (1.0 - sure) ** rank >= least_chance(ask)]
+        if not shape.prunes:  # what does not pay is not drawn at all, but for the first: that there is one was decided
+            odds = [value * sure * (1.0 - sure) ** rank for rank in range(len(shares))]
+            least = least_chance(ask)
+            shares = [s for rank, s in enumerate(shares) if odds[rank] >= least or rank == 0 > node]
         try:
             branches = _children(tree, node, scores.logits[i], len(shares)) if shares else []
         except Exception as error:  # logits that are not numbers: what has grown so far may hold
@@ -225,7 +236,8 @@ def _branch(tree: Tree, scores: Scores, depth: int) -> None:
         for rank, (branch, share) in enumerate(zip(branches, shares, strict=False)):
             chance = sure if rank == 0 else (1.0 - sure) * branch.share
             new.append(len(tree.nodes))
-            tree.nodes.append(Node(branch.token, node, depth, chance, value * chance, share, branch.q))
+            said = scores.chances[i] if rank == 0 else None
+            tree.nodes.append(Node(branch.token, node, depth, said, value * chance, share, branch.q))
     kept = set(_likeliest(tree)) if shape.prunes else None
     tree.frontier = [node for node in new if _goes_on(tree, tree.nodes[node]) and (kept is None or node in kept)]
 

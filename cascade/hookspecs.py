@@ -67,8 +67,8 @@ def cascade_register_rules() -> Mapping[str, type[Rule] | str]:  # type: ignore[
     """Verification rules, for `CascadeConfig(rule=...)` and `--rule`.
 
     Called, and checked, like `cascade_register_drafters`. Returns name -> subclass of
-    `cascade.rules.Rule`, or "module:Class". The class says whether it is `lossless`; a rule that is
-    not is for experiments, and the user is told.
+    `cascade.rules.Rule`, or "module:Class". The class says whether it is `lossless`, which
+    `cascade.testing.assert_lossless` proves or refutes; a rule that is not is for experiments, and the user is told.
     """
 
 

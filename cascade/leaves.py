@@ -25,13 +25,11 @@ class Leaf(NamedTuple):
     """A token beside a chain's own at a depth.
 
     Attributes:
-        chance: that it holds if what is before it does.
-        value: that it and all before it hold.
+        value: the chance that it and all before it hold.
     """
 
     depth: int
     token: int
-    chance: float
     value: float
     q: Any = None
 
@@ -44,41 +42,42 @@ def with_leaves(level: Level, row: Progress, draft: Draft) -> Draft:
         row: with the logits of each token of the chain.
         draft: the chain, with chances.
     """
-    places: list[tuple[float, float, int]] = []  # (chance that a leaf is needed, that it is if its parent holds, depth)
-    value, room = 1.0, row.ask.nodes - len(draft)
+    places: list[tuple[float, int]] = []  # (chance that a leaf is needed, depth)
+    value, count, room = 1.0, len(draft), row.ask.nodes - len(draft)
+    least = max(LEAST, row.ask.price(count + 1) - row.ask.price(count))
     for depth, chance in enumerate(row.chances):
         sure = row.ask.chance(chance)
-        if value * (1.0 - sure) >= LEAST:
-            places.append((value * (1.0 - sure), 1.0 - sure, depth))
+        if value * (1.0 - sure) >= least:
+            places.append((value * (1.0 - sure), depth))
         value *= sure
     if draft.q is not None:
         return _with_draws(level, row, draft, [place for place in places if place[0] >= least_chance(row.ask)])
     found = [leaf for place in sorted(places, reverse=True)[:PLACES] for leaf in _next_best(level, row, draft, *place)]
     leaves = sorted((leaf for leaf in found if leaf.value >= LEAST), key=lambda leaf: -leaf.value)[: max(room, 0)]
-    count = most_worth([leaf.value for leaf in leaves], lambda nodes: row.ask.price(len(draft) + nodes))
-    return _joined(draft, leaves[:count], level.index) if count else draft
+    worth = most_worth([leaf.value for leaf in leaves], lambda nodes: row.ask.price(count + nodes))
+    return _joined(draft, leaves[:worth], level.index) if worth else draft
 
 
-def _next_best(level: Level, row: Progress, draft: Draft, needed: float, wrong: float, depth: int) -> list[Leaf]:
+def _next_best(level: Level, row: Progress, draft: Draft, needed: float, depth: int) -> list[Leaf]:
     """What the model, and the row's random numbers, would have come to without the chain's own token."""
     sampler = level.state(row.ask)[1]
     prefix = row.ask.context.extended(draft.tokens[:depth]).tokens
     branches = sampler.branches(row.lines[depth], prefix, 1 + LEAVES, sampler.noise)
     others = [branch for branch in branches if branch.token != draft.tokens[depth]][:LEAVES]
-    return [Leaf(depth, one.token, wrong * one.share, needed * one.share) for one in others]
+    return [Leaf(depth, one.token, needed * one.share) for one in others]
 
 
-def _with_draws(level: Level, row: Progress, draft: Draft, places: Sequence[tuple[float, float, int]]) -> Draft:
+def _with_draws(level: Level, row: Progress, draft: Draft, places: Sequence[tuple[float, int]]) -> Draft:
     """The chain with leaves that are drawn as it was: at most one each, and those first that are least deep.
 
     Which places get one must not depend on what is drawn there, nor on what comes deeper.
     """
     dice, leaves = level.dice(row.ask, level.state(row.ask)[0]), []
-    for needed, wrong, depth in places[: max(row.ask.nodes - len(draft), 0)]:
+    for needed, depth in places[: max(row.ask.nodes - len(draft), 0)]:
         rest = draft.q[depth].clone()
         rest[draft.tokens[depth]] = 0.0
         if float(rest.sum()) > 0.0:
-            leaves.append(Leaf(depth, dice.draw(rest), wrong, needed, draft.q[depth]))
+            leaves.append(Leaf(depth, dice.draw(rest), needed, draft.q[depth]))
     return _joined(draft, leaves, level.index) if leaves else draft
 
 
@@ -86,6 +85,6 @@ def _joined(draft: Draft, leaves: Sequence[Leaf], origin: int) -> Draft:
     """The chain and the leaves."""
     tokens = [*draft.tokens, *(leaf.token for leaf in leaves)]
     parents = [*range(-1, len(draft) - 1), *(leaf.depth - 1 for leaf in leaves)]
-    chances = [*(draft.chances or ()), *(leaf.chance for leaf in leaves)]
+    chances = [*(draft.chances or ()), *[None] * len(leaves)]
     q = None if draft.q is None else [*draft.q, *(leaf.q for leaf in leaves)]
     return Draft(tokens, parents, q, [*draft.origins(), *[origin] * len(leaves)], chances, draft.error)

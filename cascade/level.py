@@ -50,7 +50,8 @@ class Level(Drafter):
         end_ids: tokens that end a text.
         tail: after its own tokens, hand up guesses of the drafter below as well, unverified: the level
             above verifies a few more tokens for almost nothing while it is bound by memory.
-        shape: of the trees that it hands up, grown by its own model alone; None: chains.
+        shape: of the trees that it hands up, grown by its own model; a dynamic one above a drafter is the chain that it
+            came to with that drafter, and leaves. None: chains.
         vocab_size: ids that the target may emit: what a larger head has beyond them is impossible.
     """
 
@@ -189,7 +190,7 @@ class Level(Drafter):
                 cap = min(cap, self.model.max_length - len(row.context))
             state, fresh = self.rows[row.context.row_id], {}
             if not self._rule(row.ask).coupled:
-                fresh = {"noise": self.dice(row.ask, state).fresh(), "needs_q": self.rule.needs_q}
+                fresh = {"noise": self.dice(row.ask, state).fresh(), "needs_q": self.rule.needs_q and keep > 0}
             asks.append(row.ask.below(row.context, cap, cap, **fresh))
         return self.source.draft(asks, self)
 

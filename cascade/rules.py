@@ -49,7 +49,7 @@ class Rule:
             is drawn with fresh noise, lossless means the distribution, and the rule uses `flip` and `draw`.
         needs_q: whether the rule uses the distributions a draft's tokens were drawn from.
         lazy: whether it draws one token after the other, each on its true prefix. A rule that must see a whole
-            block at once is not: it cannot serve requests with processors or criteria of the user's own.
+            block at once is not: it cannot serve sampled requests with processors that may keep state.
     """
 
     lossless: bool = False

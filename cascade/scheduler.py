@@ -255,6 +255,7 @@ class Scheduler:
             for level in self._chain.levels:
                 if request.id in level.rows:
                     request.kept[level.name] = level.rows[request.id].cache
+                    level.rows[request.id].cache.sync(request.context.tokens)  # a round may have been broken off
         self._target.end(request.id)
         self._tell(request, "on_end", request.stats)
 

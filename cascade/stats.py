@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cascade.chain import Chain
+from cascade.chain import Chain, Place, levels_of
 from cascade.governed import GovernedRow
 from cascade.governor import Governor
-from cascade.level import Level
 from cascade.merged import Merged
+from cascade.progress import LevelRow
 from cascade.request import Request
 from cascade.result import Chunk, LevelStats, Stats
 from cascade.trace import LevelRound, Round
@@ -37,13 +37,12 @@ class Ledger:
 
     def snapshot(self, row_id: int) -> tuple[Counts, ...]:
         """The counters now, bottom to top, to be compared with later ones."""
-        return tuple(self._counts(row_id, governor, level) for _, governor, level in self._places)
+        return tuple(self._counts(row_id, place) for place in self._places)
 
     @staticmethod
-    def _counts(row_id: int, governor: Governor | None, level: Level | None) -> Counts:
-        own = governor.rows.get(row_id) if governor is not None else None
-        model = level.rows.get(row_id) if level is not None else None
-        forwards = model.forwards if model is not None else 0
+    def _counts(row_id: int, place: Place) -> Counts:
+        own = place.governor.rows.get(row_id) if place.governor is not None else None
+        forwards = sum(row.forwards for row in _models(place, row_id))
         if own is None:
             return Counts(0, 0, 0, 0, forwards, 0)
         return Counts(own.drafted, own.tested, own.accepted, len(own.verdicts), forwards, len(own.decisions))
@@ -82,13 +81,15 @@ class Ledger:
             wall_s=request.ended - request.began,
             first_token_s=first,
             own_work_s=request.own_work,
-            levels=tuple(self._level(request, *place) for place in self._places),
+            levels=tuple(self._level(request, place) for place in self._places),
         )
 
     @staticmethod
-    def _level(request: Request, name: str, governor: Governor | None, level: Level | None) -> LevelStats:
+    def _level(request: Request, place: Place) -> LevelStats:
+        name, governor, level = place
         own = governor.rows.get(request.id) if governor is not None else None
         model = level.rows.get(request.id) if level is not None else None
+        models = _models(place, request.id)
         drafted, tested, accepted = (own.drafted, own.tested, own.accepted) if own is not None else (0, 0, 0)
         return LevelStats(
             name=name,
@@ -97,8 +98,8 @@ class Ledger:
             accepted=accepted,
             accept_rate=accepted / drafted if drafted else None,
             alpha=accepted / tested if tested else None,
-            forwards=model.forwards if model is not None else 0,
-            tokens_fed=model.tokens_fed if model is not None else 0,
+            forwards=sum(row.forwards for row in models),
+            tokens_fed=sum(row.tokens_fed for row in models),
             time_s=model.seconds if model is not None else own.seconds if own is not None else 0.0,
             k_mean=own.k_sum / len(own.verdicts) if own is not None and own.verdicts else None,
             bypassed_rounds=own.bypassed_rounds if own is not None else 0,
@@ -108,6 +109,11 @@ class Ledger:
             decisions=tuple(own.decisions) if own is not None else (),
             members=_members(governor, own) if governor is not None and own is not None else (),
         )
+
+
+def _models(place: Place, row_id: int) -> list[LevelRow]:
+    """What the models at a place keep of a request: one, several that are merged, or none."""
+    return [level.rows[row_id] for level in levels_of(place) if row_id in level.rows]
 
 
 def _members(governor: Governor, row: GovernedRow) -> tuple[tuple[str, int, int], ...]:

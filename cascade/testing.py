@@ -214,7 +214,7 @@ def check_drafter(make: Callable[[], Drafter], vocab_size: int = 32, rounds: int
         drafts = drafter.propose(asks)
         assert len(drafts) == len(asks), f"{len(drafts)} drafts for {len(asks)} asks"
         for ask, draft in zip(asks, drafts, strict=True):
-            check_draft(draft, ask.cap, vocab_size)
+            check_draft(draft, ask.cap, vocab_size, ask.nodes, needs_q=True)
         solo = alone.propose(asks[:1])[0]
         assert list(solo.tokens) == list(drafts[0].tokens), "a row's draft depends on the other rows"
         for row in texts:
