@@ -112,6 +112,11 @@ class Engine:
         """
         return Stream(self._samples(prompt, params), self.scheduler)
 
+    def stream_alone(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """As `stream`, but its rounds serve no other request: for timing one beside another. Use one thread for all."""
+        own = Scheduler(self.chain, self.plugins, self.clock, self.config.max_batch, False)
+        return Stream(self._samples(prompt, params), own)
+
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
         """A request to iterate over in a coroutine, see `AsyncStream`. Raises as `stream` does."""
         return AsyncStream(self._samples(prompt, params), self.scheduler)

@@ -3,6 +3,7 @@
 The slow tests run the real thing, where the wheel with the model is installed.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -222,3 +223,23 @@ def test_the_real_demo(tmp_path):
     edit = record["tasks"][0]
     assert "class Wallet" in edit["text"]
     assert edit["cascade"]["stats"]["tokens_per_forward"] > 1.5
+
+
+def test_what_is_raced_shares_no_forward() -> None:
+    """Each way is timed by its own rounds: decoded as a batch, one would get the other's tokens for nothing."""
+    from cascade import CascadeConfig, Engine, SamplingParams
+    from cascade.cli.stream import race
+    from cascade.testing import FixedCosts, ToyModel
+
+    target, rows = ToyModel(), []
+    forward = target.forward
+    target.forward = lambda feeds: (rows.append(len(feeds)), forward(feeds))[1]
+    engine = Engine(CascadeConfig(["ngram", target]), costs=FixedCosts(lambda *_: 1.0))
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    ways = [params, dataclasses.replace(params, speculate=False)]
+    fast, plain = race(engine, [1, 2, 3, 1, 2, 3], ways, lambda chunk: None)
+    assert set(rows) == {1}
+    assert len(rows) == fast.result.stats.target_forwards + plain.result.stats.target_forwards
+    assert fast.result.tokens == plain.result.tokens
+    assert fast.seconds > fast.first_token_s > 0 < plain.first_token_s < plain.seconds
+    assert not engine.target.rows

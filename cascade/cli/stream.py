@@ -50,7 +50,7 @@ class Stopwatch:
     """One request, decoded a round at a time, with a clock that runs only while the engine works."""
 
     def __init__(self, engine: Engine, prompt: Any, params: SamplingParams) -> None:
-        self._stream = engine.stream(prompt, params)
+        self._stream = engine.stream_alone(prompt, params)  # else the rounds of one would decode the other as well
         self._seconds = 0.0
         self._first = 0.0
         self.tokens = 0
