@@ -156,7 +156,7 @@ def threshold_of(model: CausalModel) -> float:
 def _check(engine: Engine, params: SamplingParams) -> None:
     if params.n != 1:
         raise ConfigError(f"an audit compares one sample with one: use n=1 and several seeds, not n={params.n}")
-    if params.temperature == 0 or params.top_k == 1:
+    if params.greedy:
         return
     if not isinstance(engine.target.rule, Coupled):
         raise ConfigError(sampled_refusal(engine.config.rule))

@@ -52,20 +52,28 @@ def build_levels(
         made: list[Drafter] = []
         for j, part in enumerate(places[i]):
             if (drafter := drafters.get((i, j))) is None:
-                source = governor if len(places[i]) == 1 else None
-                drafter = Level(i, str(part.name), models[i, j], source, rule, costs, clock)
-                drafter.end_ids, drafter.vocab_size, drafter.tail = tuple(target.end_ids), target.vocab_size, part.tail
-                drafter.shape = _shape(part, kinds[i], drafter.model, verifier, bits=i + 2 == len(levels))
+                drafter = Level(
+                    i,
+                    str(part.name),
+                    models[i, j],
+                    governor if len(places[i]) == 1 else None,
+                    rule,
+                    costs,
+                    clock,
+                    is_target=i == len(levels) - 1,
+                    end_ids=target.end_ids,
+                    tail=part.tail,
+                    shape=_shape(part, kinds[i], models[i, j], verifier, bits=i + 2 == len(levels)),
+                    vocab_size=target.vocab_size,
+                )
             made.append(drafter)
         if i == len(levels) - 1:
             break
         one = made[0] if len(made) == 1 else Merged(made, [str(part.name) for part in places[i]], target.vocab_size)
         governor = Governor(i, level, one, controllers[i], config.bypass, costs, clock, target.vocab_size)
-    top = cast("Level", made[0])
-    top.is_target = True
     for taken in drafters.values():
         taken._cascade_taken = True  # type: ignore[attr-defined]
-    return top
+    return cast("Level", made[0])
 
 
 def _shape(

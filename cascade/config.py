@@ -112,6 +112,11 @@ class SamplingParams:
         processors, criteria = (tuple(map(for_request, some)) for some in given)
         return replace(self, logits_processors=processors, stopping_criteria=criteria)
 
+    @property
+    def greedy(self) -> bool:
+        """Whether no chance is involved."""
+        return self.temperature == 0 or self.top_k == 1
+
     def ends(self, end_ids: Iterable[int]) -> frozenset[int]:
         """The ids that end a text: `stop_token_ids`, and the model's own unless they are ignored."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else end_ids)
@@ -310,10 +315,8 @@ def members_of(level: LevelConfig, drafter_names: Sequence[str]) -> list[LevelCo
         if isinstance(member.drafter, tuple):
             raise ConfigError(f"level {level.name!r} merges a list within a list: write one list")
         whole = next((key for key in _OF_A_LEVEL if getattr(member, key) != getattr(LevelConfig, key)), None)
-        if whole is not None:
-            raise ConfigError(
-                f"level {level.name!r}: write {whole}= at the level, not at one of the drafters it merges"
-            )
+        why = f"level {level.name!r}: write {whole}= at the level, not at one of the drafters it merges"
+        require(whole is None, why)
     return [
         replace(member, name=f"{level.name}/{name}")
         for member, name in zip(members, _unique_names(members), strict=True)

@@ -19,6 +19,7 @@ from cascade.noise import sample_seed
 from cascade.noise import warm_up as warm_up_noise
 from cascade.prompts import check_ids, encode
 from cascade.request import Request
+from cascade.rules import rule_for
 from cascade.sampling import for_drafts
 from cascade.scheduler import Scheduler
 from cascade.session import Session
@@ -221,9 +222,8 @@ class Engine:
         bad = next((token for token in params.stop_token_ids if token >= size), None)
         if bad is not None:
             raise ConfigError(f"stop_token_ids must lie in [0, {size}), the target's vocabulary, not {bad}")
-        rule = self.target.rule
-        drawn = rule.coupled or not rule.lossless or (params.temperature > 0 and params.top_k != 1)
-        if not rule.lazy and drawn and (own := [one for one in params.logits_processors if not for_drafts(one)]):
+        whole_blocks = not rule_for(params, self.target.rule).lazy
+        if whole_blocks and (own := [one for one in params.logits_processors if not for_drafts(one)]):
             raise ConfigError(
                 f"the rule {self.config.rule} judges whole blocks, where {name_of(own[0])} needs one token after the "
                 'other: use rule="coupled" or "rejection", or set its for_drafts=True if it keeps no state'

@@ -60,7 +60,9 @@ class GovernedRow:
 
     def shadow_score(self, context: Context) -> tuple[int, int]:
         """(tested, accepted) of what was proposed unseen, once the text is long enough to say; (0, 0) until then."""
-        position, guess = self.shadow or (0, [])
+        if self.shadow is None:
+            return 0, 0
+        position, guess = self.shadow
         truth = context.tokens[position : position + len(guess)].tolist()
         accepted = next((i for i, (a, b) in enumerate(zip(guess, truth, strict=False)) if a != b), len(truth))
         if accepted == len(truth) < len(guess):

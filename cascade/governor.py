@@ -159,7 +159,9 @@ class Governor:
             else:
                 passed.append((i, ask))
         if own:
-            for (i, _), proposal in zip(own, self._propose([ask for _, ask in own], verifier), strict=True):
+            made = self._propose([ask for _, ask in own], verifier)
+            self._note_width(made)
+            for (i, _), proposal in zip(own, made, strict=True):
                 proposals[i] = proposal
         if passed and self.below is not None:
             for (i, _), proposal in zip(passed, self.below.draft([ask for _, ask in passed], verifier), strict=True):
@@ -194,10 +196,14 @@ class Governor:
             proposals.append(Proposal(checked, self, row.k or ask.want))
         drafted = sum(p.draft.depth for p in proposals)
         if drafted:
-            if not (isinstance(self.drafter, Level) and self.drafter.prunes):  # else more nodes are there to pay
-                self.width += RECENT_WIDTH * (sum(len(p.draft) for p in proposals) / drafted - self.width)
             self.costs.observe_draft(self.name, 1, seconds * len(asks) / drafted, len(asks))
         return proposals
+
+    def _note_width(self, proposals: Sequence[Proposal]) -> None:
+        """Notes how many nodes proposals have per token of depth; of a drafter that prunes, more are there to pay."""
+        depth = sum(p.draft.depth for p in proposals)
+        if depth and not (isinstance(self.drafter, Level) and self.drafter.prunes):
+            self.width += RECENT_WIDTH * (sum(len(p.draft) for p in proposals) / depth - self.width)
 
     def _drop(self, ask: Ask, error: Exception) -> Proposal:
         row = self.rows[ask.context.row_id]
@@ -329,9 +335,7 @@ class Governor:
                 self._learn(row, tested, accepted)
                 row.controller.observe(Outcome(0, 0, tested, accepted))
         else:
-            width = self.width  # what nobody verifies says nothing of usual proposals
             draft = self._propose([ask.below(ask.context, k, min(k, ask.cap), nodes=2 * k)], verifier)[0].draft
-            self.width = width
             row.shadow = (len(ask.context), list(first_path(draft).tokens))
         row.gate.probe_cost = (self.clock() - began) / now if now else 0.0
 

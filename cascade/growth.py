@@ -128,7 +128,6 @@ class Node:
 
     token: int
     parent: int
-    depth: int
     chance: float | None
     value: float
     share: int
@@ -237,7 +236,7 @@ def _branch(tree: Tree, scores: Scores, depth: int) -> None:
             chance = sure if rank == 0 else (1.0 - sure) * branch.share
             new.append(len(tree.nodes))
             said = scores.chances[i] if rank == 0 else None
-            tree.nodes.append(Node(branch.token, node, depth, said, value * chance, share, branch.q))
+            tree.nodes.append(Node(branch.token, node, said, value * chance, share, branch.q))
     kept = set(_likeliest(tree)) if shape.prunes else None
     tree.frontier = [node for node in new if _goes_on(tree, tree.nodes[node]) and (kept is None or node in kept)]
 
@@ -258,16 +257,7 @@ def _children(tree: Tree, node: int, logits: Any, count: int) -> list[Branch]:
 
 def _likeliest(tree: Tree) -> list[int]:
     """The nodes to keep, in order. A parent is never less likely than its children, so that these form a tree."""
-    return best_nodes([node.value for node in tree.nodes], tree.ask)
-
-
-def best_nodes(values: Sequence[float], ask: Ask) -> list[int]:
-    """The nodes that together bring most: expected accepted tokens less what their verification costs, ascending.
-
-    Args:
-        values: of each node, the chance that it and all above it hold.
-        ask: with the budget and the price.
-    """
+    values, ask = [node.value for node in tree.nodes], tree.ask
     order = sorted(range(len(values)), key=lambda node: -values[node])[: ask.nodes]
     return sorted(order[: max(most_worth([values[node] for node in order], ask.price), 1)])
 

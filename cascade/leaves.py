@@ -72,7 +72,7 @@ def _with_draws(level: Level, row: Progress, draft: Draft, places: Sequence[tupl
 
     Which places get one must not depend on what is drawn there, nor on what comes deeper.
     """
-    dice, leaves = level.dice(row.ask, level.state(row.ask)[0]), []
+    dice, leaves = level.dice(row.ask), []
     for needed, depth in places[: max(row.ask.nodes - len(draft), 0)]:
         rest = draft.q[depth].clone()
         rest[draft.tokens[depth]] = 0.0

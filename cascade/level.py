@@ -21,7 +21,7 @@ from cascade.growth import Shape, grow
 from cascade.leaves import with_leaves
 from cascade.progress import LevelRow, Progress
 from cascade.rows import CausalModel, Feed, Scores
-from cascade.rules import Coupled, Rule
+from cascade.rules import Rule, rule_for
 from cascade.sampling import Sampler
 from cascade.timing import Timing
 from cascade.walk import Dice, Walk
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from cascade.costs import Costs
     from cascade.governor import Governor
 
-COUPLED = Coupled()  # where nothing is left to chance, every lossless rule that draws is this one
 
 PROBE_TOKENS = 16  # positions a probe compares at most: the latest ones, which say most about what comes
 
@@ -188,9 +187,9 @@ class Level(Drafter):
             cap = row.room - keep
             if self.model.max_length is not None:
                 cap = min(cap, self.model.max_length - len(row.context))
-            state, fresh = self.rows[row.context.row_id], {}
+            fresh = {}
             if not self._rule(row.ask).coupled:
-                fresh = {"noise": self.dice(row.ask, state).fresh(), "needs_q": self.rule.needs_q and keep > 0}
+                fresh = {"noise": self.dice(row.ask).fresh(), "needs_q": self.rule.needs_q and keep > 0}
             asks.append(row.ask.below(row.context, cap, cap, **fresh))
         return self.source.draft(asks, self)
 
@@ -224,7 +223,7 @@ class Level(Drafter):
         """Walks the draft, appends what held and this level's own token, and crops the cache."""
         state, draft, rule = self.rows[row.context.row_id], proposal.draft, self._rule(row.ask)
         sampler = self._sampler(row.ask)
-        walk = Walk(row.context, draft, sampler, scores, self.dice(row.ask, state))
+        walk = Walk(row.context, draft, sampler, scores, self.dice(row.ask))
 
         def ends(token: int) -> bool:
             return sampler.ends(token) or (row.ask.ends is not None and row.ask.ends(token))
@@ -268,15 +267,15 @@ class Level(Drafter):
 
     def _rule(self, ask: Ask) -> Rule:
         """The rule by which a row's drafts are judged."""
-        drawn = self.rule.lossless and not self.rule.coupled
-        return COUPLED if drawn and self._sampler(ask).greedy else self.rule
+        return rule_for(ask.params, self.rule)
 
     def state(self, ask: Ask) -> tuple[LevelRow, Sampler]:
         """What is kept of a row, and its sampler."""
         return self.rows[ask.context.row_id], self._sampler(ask)
 
-    def dice(self, ask: Ask, state: LevelRow) -> Dice:
+    def dice(self, ask: Ask) -> Dice:
         """This level's fresh random numbers for a row."""
+        state = self.rows[ask.context.row_id]
         if state.dice is None:
             state.dice = Dice(ask.noise, self.name)
         return state.dice

@@ -14,6 +14,8 @@ from cascade.draft import Draft, Verdict
 if TYPE_CHECKING:
     import torch
 
+    from cascade.config import SamplingParams
+
 
 class Verifier(Protocol):
     """The model that judges a draft, as a rule sees it. Node -1 is the context's end.
@@ -102,6 +104,14 @@ class Coupled(Rule):
                 token = None
                 break
         return Verdict(path, token, tested, len(path), len(draft))
+
+
+COUPLED = Coupled()
+
+
+def rule_for(params: SamplingParams, rule: Rule) -> Rule:
+    """The rule that judges a request's drafts: without chance, every lossless rule that draws is `Coupled`."""
+    return COUPLED if params.greedy and rule.lossless and not rule.coupled else rule
 
 
 def children(draft: Draft) -> list[list[int]]:

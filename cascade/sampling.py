@@ -77,7 +77,7 @@ class Sampler:
         self.noise = noise
         self.prompt_length = prompt_length
         self.logprobs: dict[int, float] | None = None
-        self.greedy = params.temperature == 0 or params.top_k == 1
+        self.greedy = params.greedy
         self._temperature = float(params.temperature) or 1.0
         self._draft = draft
         self._processors = processors_for_drafts(params) if draft else tuple(params.logits_processors)
@@ -155,14 +155,14 @@ class Sampler:
         lead, top = largest(scores)
         if self.greedy:
             return self._likeliest(scores, top, count)
-        ids, host, lead = self._field(scores, lead, top)
+        ids, host, first = self._field(scores, lead, top)
         host, key, found = host.copy(), np.uint64(noise.key(len(tokens))), []
         for _ in range(min(count, len(host))):
-            if host[lead] == -math.inf:
+            if host[first] == -math.inf:
                 break
-            found.append(race(host, ids, key, top, self._temperature, lead))
+            found.append(race(host, ids, key, top, self._temperature, first))
             host[found[-1]] = -math.inf
-            lead = int(host.argmax())
+            first = int(host.argmax())
         chosen = ids[found]
         relative = (scores[torch.from_numpy(chosen).to(scores.device)].double().cpu().numpy() - top) / self._temperature
         values = relative + noise.gumbel(len(tokens), chosen)
