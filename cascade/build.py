@@ -36,6 +36,11 @@ def build_levels(
     kinds: list[type[Controller]] = [plugins.controller(level.controller) for level in levels]
     controllers = [_controller(level, kind) for level, kind in zip(levels, kinds, strict=True)]
     places = [members_of(level, plugins.drafter_names()) or [level] for level in levels]
+    for level, kind in zip(levels, kinds, strict=True):
+        if level.tree not in (None, "chain") and kind.doubt is not Controller.doubt:
+            raise ConfigError(
+                f"level {level.name!r}: the controller {level.controller} stops chains: leave out its tree"
+            )
     for i, level in enumerate(levels):
         _check_place(level, places[i], is_bottom=i == 0, is_target=i == len(levels) - 1)
     parts = {(i, j): part for i, place in enumerate(places) for j, part in enumerate(place)}
@@ -86,7 +91,8 @@ def _shape(
         return shape_of(level.tree)
     found = getattr(verifier, "probed", None)
     exact = not bits or found is None or found.tree_bits or found.width is None
-    return shape_of("dynamic") if exact and kind.adapts and level.k_min <= 1 else None
+    weighs = kind.adapts and kind.doubt is Controller.doubt  # what stops by entropy stops chains
+    return shape_of("dynamic") if exact and weighs and level.k_min <= 1 else None
 
 
 def _check_place(level: LevelConfig, parts: Sequence[LevelConfig], is_bottom: bool, is_target: bool) -> None:

@@ -19,4 +19,11 @@ def cascade_register_rules() -> dict[str, str]:
 @hookimpl
 def cascade_register_controllers() -> dict[str, str]:
     """Policies that set K."""
-    return {"fixed": "cascade.control.fixed:Fixed", "pid": "cascade.control.pid:Pid"}
+    return {
+        "pid": "cascade.control.pid:Pid",
+        "fixed": "cascade.control.fixed:Fixed",
+        "ema": "cascade.control.ema:Ema",
+        "goodput": "cascade.control.goodput:Goodput",
+        "entropy": "cascade.control.entropy:Entropy",
+        "hedge": "cascade.control.hedge:Hedge",
+    }

@@ -6,6 +6,7 @@ N tree nodes, V vocabulary, Q query tokens of one row in one forward, D head siz
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,23 @@ Tokens = NDArray[np.int64]
 def free(nodes: int) -> float:
     """What verification costs where nobody knows."""
     return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """When a drafter stops by its entropy: AdaEDL (Agrawal et al. 2024, section 3).
+
+    Attributes:
+        gamma: of the bound 1 - sqrt(gamma * H) on the chance that a token holds, H in nats.
+        least: the bound under which no token is drawn.
+    """
+
+    gamma: float
+    least: float
+
+    def stops(self, entropy: float) -> bool:
+        """Whether a token of a distribution with this entropy is not worth drawing."""
+        return 1.0 - math.sqrt(self.gamma * max(entropy, 0.0)) < self.least
 
 
 class Context:
@@ -84,9 +102,11 @@ class Ask:
         floor: a drafter that knows how sure it is may stop once the chance that all it has drafted holds has
             fallen under this: the next token would cost more than it could bring. 0: never.
         chance: what a probability that the drafter gives its token is worth, by earlier tests.
+        share: the same of a token beside the best one: its share of the rest, once that has failed.
         price: what it costs to verify so many nodes, in emitted tokens: a node of a tree that is less likely to hold
             than it adds to that does not pay.
         nodes: how many nodes a draft may have if it is a tree; `want` and `cap` are its depth then.
+        doubt: a drafter that has distributions stops before the first token that this says is not worth drawing.
         needs_q: whether the asker can use the distributions that the tokens are drawn from. Such tokens are drawn with
             `noise` too, which is fresh then: no number is used for two drafts.
     """
@@ -100,8 +120,10 @@ class Ask:
     ends: Callable[[int], bool] | None = None
     floor: float = 0.0
     chance: Callable[[float], float] = float
+    share: Callable[[float], float] = float
     price: Callable[[int], float] = free
     nodes: int = 64
+    doubt: Doubt | None = None
     needs_q: bool = False
 
     def below(self, context: Context, want: int, cap: int, **changes: Any) -> Ask:
@@ -122,8 +144,8 @@ class Draft:
             each without those before it; whoever merges, prunes or sorts by what was drawn must leave q out.
         origin: index of the level that first proposed the tokens, or one index per token.
             None: filled in by the engine with the level the drafter sits at.
-        chances: [N] the probability that the drafter gives each token, None where it does not say; only control
-            reads it.
+        chances: [N] the probability that the drafter gives each token, None where it does not say; of one beside
+            others, its share of what the first of them leaves. Only control reads it.
         error: why the drafter had no more to say, if something went wrong: it is counted and logged.
         by: [N] where several drafters proposed together: which of them proposed the node, a bit for each.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from cascade.control.base import Controller
+from cascade.control.base import Controller, Estimates
 from cascade.control.gate import Gate
 from cascade.draft import Context, Draft, Verdict, free
 from cascade.rules import children
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Proposal:
-    """A draft on its way up, with the governor that hands it up and the K it had asked for."""
+    """A draft on its way up, with the governor that hands it up and the K it had asked for.
+
+    Attributes:
+        extra: what drafting it takes, and judging it beyond a plain forward, in plain forwards of who judges.
+    """
 
     draft: Draft
     governor: Governor | None = None
     k: int = 0
+    extra: float = 0.0
 
 
 NOTHING = Proposal(Draft(()))
@@ -46,6 +51,7 @@ class GovernedRow:
     k: int | None = None
     floor: float = 0.0  # confidence under which the drafter should stop before K
     price: Callable[[int], float] = free  # what verifying so many nodes costs, in emitted tokens
+    estimates: Estimates | None = None  # what its latest decision rested on
     k_sum: int = 0
     drafted: int = 0
     tested: int = 0
@@ -91,10 +97,13 @@ class GovernedRow:
             return
         below = children(draft)
         for node, held in zip_longest([-1, *verdict.path[: verdict.tested - 1]][: verdict.tested], verdict.path):
-            first = below[node + 1][0] if node is not None and below[node + 1] else -1
+            first, *others = below[node + 1] if node is not None and below[node + 1] else [-1]
             chance = draft.chances[first] if first >= 0 else None
             if chance is not None:
                 self.calibration.observe(chance, held == first)
+            shares = [share for other in others if (share := draft.chances[other]) is not None]
+            if held != first and chance is not None and shares:
+                self.calibration.observe_beside(min(sum(shares), 1.0), held is not None)
 
     def decide(self, what: str, reason: str) -> None:
         """Notes a change of mind; while the mind stays, only its latest reason is kept."""

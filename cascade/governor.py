@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cascade.config import BypassConfig, LevelConfig
-from cascade.control.base import Controller, Estimates, Outcome
+from cascade.control.base import Controller, Outcome
 from cascade.control.calibration import Calibration
 from cascade.control.gate import Gate, Investment
-from cascade.control.theory import best_k, least_confidence, speedup
-from cascade.costs import Costs, estimate
+from cascade.costs import Costs
+from cascade.deciding import PRIOR_TESTS, decide, estimates_for
 from cascade.draft import Ask, Context, Draft, Verdict, first_path
 from cascade.draft_checks import check_draft
 from cascade.drafter import Drafter
@@ -34,7 +34,6 @@ PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level tha
 PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
 WAITED = 8  # rounds without a level that say that it has been left out
-PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 STRETCH = 4  # a drafter that stops when in doubt is asked for so many times K
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
 RECENT_WIDTH = 0.1  # weight of one proposal in the usual width of trees
@@ -88,7 +87,7 @@ class Governor:
     def start(self, row_id: int, params: SamplingParams) -> None:
         """A request begins, here and below."""
         bypass, own = self.bypass, params.bypass_threshold
-        bypass = bypass if own is None else replace(bypass, threshold=own, gain=False)
+        bypass = bypass if own is None else replace(bypass, threshold=own, gain=None)
         barred = None
         if not params.speculate:
             barred = "the request asked for plain decoding"
@@ -96,7 +95,7 @@ class Governor:
             barred = "the request's levels leave it out"
         elif self.config.k == 0:
             barred = "k=0 in the configuration"
-        gate = Gate(bypass, costly=isinstance(self.drafter, Level))
+        gate = Gate(bypass, costly=getattr(self.drafter, "costly", True))
         row = GovernedRow(self.controller(), gate, self.calibrations[params.temperature > 0], barred)
         if barred:
             row.decide("off", barred)
@@ -113,7 +112,10 @@ class Governor:
         row = self.rows[context.row_id]
         row.rounds += 1
         row.emitted = emitted
-        self._learn(row, *row.shadow_score(context))
+        tested, accepted = row.shadow_score(context)
+        self._learn(row, tested, accepted)
+        if tested:
+            row.controller.observe(Outcome(0, 0, tested, accepted))
         if isinstance(self.drafter, (Level, Merged)):
             self.drafter.settle(context, emitted)
 
@@ -141,25 +143,27 @@ class Governor:
         passed: list[tuple[int, Ask]] = []
         drafting = sum(self._drafts(self.rows[ask.context.row_id]) for ask in asks)
         among, joining = (  # those that draft, and one more
-            self._estimates(verifier, len(asks), min(max(rows, 1), len(asks))) for rows in (drafting, drafting + 1)
+            estimates_for(self, verifier, len(asks), min(max(rows, 1), len(asks))) for rows in (drafting, drafting + 1)
         )
         for i, ask in enumerate(asks):
             # A prompt's own forward is bound by arithmetic: drafts would delay the first token, and soon
             # there are plenty of rounds.
             if ask.cap <= 0 or ask.context.committed == ask.prompt_length:
                 continue
-            k = self._decide(ask, verifier, among if self._drafts(self.rows[ask.context.row_id]) else joining)
+            k = decide(self, ask, verifier, among if self._drafts(self.rows[ask.context.row_id]) else joining)
             if k:
                 # A level may hand up more than K: what its own model verified on the way is good to have.
                 cap = min(ask.cap, max(k, self.config.k_max))
                 row = self.rows[ask.context.row_id]
-                want = min(k * STRETCH if row.floor else k, cap)
-                doubt = {"floor": row.floor, "price": row.price, "chance": row.calibration.chance}
-                own.append((i, ask.below(ask.context, want, cap, nodes=self.config.budget, **doubt)))
+                stops = row.floor or (isinstance(self.drafter, Level) and row.controller.doubt)
+                want = min(k * STRETCH if stops else k, cap)
+                weighed = {"floor": row.floor, "price": row.price, "doubt": row.controller.doubt}
+                weighed |= {"chance": row.calibration.chance, "share": row.calibration.share}
+                own.append((i, ask.below(ask.context, want, cap, nodes=self.config.budget, **weighed)))
             else:
                 passed.append((i, ask))
         if own:
-            made = self._propose([ask for _, ask in own], verifier)
+            made = self._propose([ask for _, ask in own], verifier.model.trees)
             self._note_width(made)
             for (i, _), proposal in zip(own, made, strict=True):
                 proposals[i] = proposal
@@ -168,8 +172,11 @@ class Governor:
                 proposals[i] = proposal
         return proposals
 
-    def _propose(self, asks: Sequence[Ask], verifier: Level) -> list[Proposal]:
-        """Asks the drafter, cuts and checks what it says; whatever is wrong costs that proposal only."""
+    def _propose(self, asks: Sequence[Ask], trees: bool) -> list[Proposal]:
+        """Asks the drafter, cuts and checks what it says; whatever is wrong costs that proposal only.
+
+        Without `trees`, of a tree only its first path is kept.
+        """
         began = self.clock()
         try:
             drafts = self.drafter.propose(asks)
@@ -187,17 +194,24 @@ class Governor:
                 checked = check_draft(draft, ask.cap, self.vocab_size, ask.nodes, ask.needs_q)
                 if checked.origin is None or not isinstance(self.drafter, Level):
                     checked.origin = self.index  # only a level knows of others below it
-                if not verifier.model.trees:
+                if not trees:
                     checked = first_path(checked)
             except Exception as error:
                 proposals.append(self._drop(ask, error))
                 continue
             row.seconds += seconds / len(asks)
-            proposals.append(Proposal(checked, self, row.k or ask.want))
+            proposals.append(Proposal(checked, self, row.k or ask.want, self._extra(row, checked)))
         drafted = sum(p.draft.depth for p in proposals)
         if drafted:
             self.costs.observe_draft(self.name, 1, seconds * len(asks) / drafted, len(asks))
         return proposals
+
+    def _extra(self, row: GovernedRow, draft: Draft) -> float:
+        """What a proposal takes beyond a plain forward of its verifier, in such forwards."""
+        depth, known = draft.depth, row.estimates
+        if known is None or not depth:
+            return 0.0
+        return known.price(depth) + known.verify(1 + round(len(draft) / self.width)) - 1.0
 
     def _note_width(self, proposals: Sequence[Proposal]) -> None:
         """Notes how many nodes proposals have per token of depth; of a drafter that prunes, more are there to pay."""
@@ -223,85 +237,6 @@ class Governor:
                 "level %s failed, and only its proposal is lost: %s: %s", self.name, type(error).__name__, error
             )
 
-    # -- deciding ------------------------------------------------------------------------------------
-
-    def _decide(self, ask: Ask, verifier: Level, estimates: Estimates) -> int:
-        """K for this row now; 0 where the level is bypassed."""
-        row = self.rows[ask.context.row_id]
-        k = 0 if row.barred else self._gated(row, ask, estimates, verifier)
-        row.asks += 1
-        row.bypassed = k == 0
-        row.k = k or None
-        row.bypassed_rounds += row.bypassed
-        return k
-
-    def _gated(self, row: GovernedRow, ask: Ask, estimates: Estimates, verifier: Level) -> int:
-        level = self.drafter if isinstance(self.drafter, Level) else None
-        if level is not None and not level.fits(ask.context):
-            row.decide("off", f"the text is longer than the context of {level.name}")
-            return 0
-        k = self._next_k(row, estimates)
-        speed = self._speedup(row, k, estimates)
-        gain = speed / self._without(ask)
-        if row.controller.adapts and row.controller.k_min == 1:  # else more are wanted at any rate
-            row.price = lambda nodes: speed * estimates.verify(1 + round(nodes / self.width))
-            if level is not None:
-                wider = (estimates.verify(k + 1) - 1) / k  # what a token more makes the verifier's forward take
-                row.floor = least_confidence(estimates.price(1) + wider, speed)
-        emitted = ask.context.committed - ask.prompt_length
-        if level is not None and not row.invested:
-            worth, reason = self._invest(ask, level, gain, emitted, estimates.token_seconds)
-            row.decide("propose" if worth else "wait", reason)
-            if not worth:
-                return 0
-            row.invested = True
-        decision = row.gate.decide(emitted, gain)
-        if decision.reason:
-            row.decide("propose" if decision.open else "bypass", decision.reason)
-            if decision.open:  # what K was before the bypass says nothing now
-                row.controller.restart()
-                k = self._next_k(row, estimates)
-        if decision.probe and row.shadow is None and len(ask.context) == ask.context.committed:
-            self._probe(row, ask, k, verifier, estimates.token_seconds)
-        return k if decision.open else 0
-
-    def _estimates(self, verifier: Level, batch: int, rows: int) -> Estimates:
-        """What drafting costs a row now; K tokens of a tree are the nodes that it usually has at that depth."""
-        found, width = estimate(self.costs, self.name, verifier.name, self.alpha, batch, rows), self.width
-        if width == 1.0:
-            return found
-        return replace(found, verify=lambda tokens: found.verify(1 + round((tokens - 1) * width)))
-
-    def _next_k(self, row: GovernedRow, estimates: Estimates) -> int:
-        return min(max(row.controller.next_k(estimates), 1), self.config.k_max)
-
-    def _speedup(self, row: GovernedRow, k: int, estimates: Estimates) -> float:
-        """Predicted speed of the verifier with this level, against plain: at the best K, if K can adapt."""
-        alpha, cost, verify = self._alpha(row), estimates.draft_cost, estimates.verify
-        if row.controller.adapts:
-            return best_k(alpha, cost, verify, row.controller.k_min, row.controller.k_max)[1]
-        return speedup(alpha, k, cost, verify)
-
-    def _alpha(self, row: GovernedRow) -> float:
-        """The row's own rolling alpha; while tests are few, the engine-wide one fills up to PRIOR_TESTS."""
-        own = min(row.gate.tests / PRIOR_TESTS, 1.0)
-        return own * row.gate.alpha + (1.0 - own) * self.alpha
-
-    def _invest(self, ask: Ask, level: Level, gain: float, emitted: int, now: float | None) -> tuple[bool, str]:
-        """Whether prefilling this level's model for the row will pay within what is likely to come."""
-        seconds = self.costs.seconds(level.name, level.uncached(ask.context))
-        if seconds is None or now is None:
-            return emitted >= 1, "no costs known yet: tried"
-        typical, look = self.investment.typical_length, self.below is not None
-        return self.investment.worth(seconds, now / self._without(ask), gain, emitted, ask.cap + 1, typical, look)
-
-    def _without(self, ask: Ask) -> float:
-        """Speed without this level, against plain: what the drafter below reaches on its own."""
-        if self.below is None:
-            return 1.0
-        below = self.below.rows.get(ask.context.row_id)
-        return 1.0 if below is None or below.barred else max(below.tau, 1.0)
-
     @staticmethod
     def _drafts(row: GovernedRow) -> bool:
         """Whether a row drafted at this level when it was last asked: those share what it takes."""
@@ -314,6 +249,7 @@ class Governor:
         row = self.rows[row_id]
         row.count(proposal, verdict)
         row.tau += FAST * (verdict.accepted + 1 - row.tau)
+        row.gate.balance += verdict.accepted - proposal.extra
         row.controller.observe(Outcome(proposal.k, proposal.draft.depth, verdict.tested, verdict.accepted))
         self._learn(row, verdict.tested, verdict.accepted)
 
@@ -323,9 +259,8 @@ class Governor:
             self.tests = min(self.tests + tested, SLOW)
             self.alpha += (accepted - tested * self.alpha) / self.tests
 
-    def _probe(self, row: GovernedRow, ask: Ask, k: int, verifier: Level, now: float | None) -> None:
+    def probe(self, row: GovernedRow, ask: Ask, k: int) -> None:
         """Tests that cost no proposal: a model catches up, anything else proposes in the shadow."""
-        began = self.clock()
         if isinstance(self.drafter, Level):
             try:
                 tested, accepted = self.drafter.probe(ask)
@@ -335,9 +270,10 @@ class Governor:
                 self._learn(row, tested, accepted)
                 row.controller.observe(Outcome(0, 0, tested, accepted))
         else:
-            draft = self._propose([ask.below(ask.context, k, min(k, ask.cap), nodes=2 * k)], verifier)[0].draft
+            draft = self._propose([ask.below(ask.context, k, min(k, ask.cap), nodes=self.config.budget)], False)[
+                0
+            ].draft
             row.shadow = (len(ask.context), list(first_path(draft).tokens))
-        row.gate.probe_cost = (self.clock() - began) / now if now else 0.0
 
     def tell(self, row_id: int, verdict: Verdict) -> None:
         """The target committed `verdict.chain`; the drafter hears of it whoever proposed."""

@@ -120,7 +120,7 @@ class Node:
 
     Attributes:
         parent: its index, -1 for the context's end.
-        chance: what the draft model says of its likeliest token, None for others.
+        chance: what the draft model says of it; of one beside others, its share of what the first of them leaves.
         value: that it and all above it hold.
         share: how many nodes there may be below it.
         slot: where it is among the nodes that the draft model has read; -1: not read.
@@ -233,9 +233,9 @@ def _branch(tree: Tree, scores: Scores, depth: int) -> None:
             tree.error = error
             break
         for rank, (branch, share) in enumerate(zip(branches, shares, strict=False)):
-            chance = sure if rank == 0 else (1.0 - sure) * branch.share
+            chance = sure if rank == 0 else (1.0 - sure) * ask.share(branch.share)
             new.append(len(tree.nodes))
-            said = scores.chances[i] if rank == 0 else None
+            said = scores.chances[i] if rank == 0 else branch.share
             tree.nodes.append(Node(branch.token, node, said, value * chance, share, branch.q))
     kept = set(_likeliest(tree)) if shape.prunes else None
     tree.frontier = [node for node in new if _goes_on(tree, tree.nodes[node]) and (kept is None or node in kept)]
@@ -291,4 +291,13 @@ def _finished(level: Level, tree: Tree) -> Draft:
         tree.state.cache.keep(len(tree.ask.context), path)
     parents = [places[node.parent] if node.parent >= 0 else -1 for node in nodes]
     q = [node.q for node in nodes] if nodes and nodes[0].q is not None else None
-    return Draft([n.token for n in nodes], parents, q, level.index, [n.chance for n in nodes], tree.error)
+    return Draft([n.token for n in nodes], parents, q, level.index, _chances(tree, kept), tree.error)
+
+
+def _chances(tree: Tree, kept: Sequence[int]) -> list[float | None]:
+    """What the draft model says of each node kept; nothing of one whose likeliest sibling was left out."""
+    likeliest: dict[int, int] = {}  # child by parent
+    for node, one in enumerate(tree.nodes):
+        likeliest.setdefault(one.parent, node)
+    there = set(kept)
+    return [tree.nodes[node].chance if likeliest[tree.nodes[node].parent] in there else None for node in kept]

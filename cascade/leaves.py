@@ -26,11 +26,13 @@ class Leaf(NamedTuple):
 
     Attributes:
         value: the chance that it and all before it hold.
+        share: what the model gave it of what the chain's own token leaves.
     """
 
     depth: int
     token: int
     value: float
+    share: float | None = None
     q: Any = None
 
 
@@ -64,7 +66,7 @@ def _next_best(level: Level, row: Progress, draft: Draft, needed: float, depth: 
     prefix = row.ask.context.extended(draft.tokens[:depth]).tokens
     branches = sampler.branches(row.lines[depth], prefix, 1 + LEAVES, sampler.noise)
     others = [branch for branch in branches if branch.token != draft.tokens[depth]][:LEAVES]
-    return [Leaf(depth, one.token, needed * one.share) for one in others]
+    return [Leaf(depth, one.token, needed * row.ask.share(one.share), one.share) for one in others]
 
 
 def _with_draws(level: Level, row: Progress, draft: Draft, places: Sequence[tuple[float, int]]) -> Draft:
@@ -77,7 +79,7 @@ def _with_draws(level: Level, row: Progress, draft: Draft, places: Sequence[tupl
         rest = draft.q[depth].clone()
         rest[draft.tokens[depth]] = 0.0
         if float(rest.sum()) > 0.0:
-            leaves.append(Leaf(depth, dice.draw(rest), needed, draft.q[depth]))
+            leaves.append(Leaf(depth, dice.draw(rest), needed, q=draft.q[depth]))
     return _joined(draft, leaves, level.index) if leaves else draft
 
 
@@ -85,6 +87,6 @@ def _joined(draft: Draft, leaves: Sequence[Leaf], origin: int) -> Draft:
     """The chain and the leaves."""
     tokens = [*draft.tokens, *(leaf.token for leaf in leaves)]
     parents = [*range(-1, len(draft) - 1), *(leaf.depth - 1 for leaf in leaves)]
-    chances = [*(draft.chances or ()), *[None] * len(leaves)]
+    chances = [*(draft.chances or ()), *(leaf.share for leaf in leaves)]
     q = None if draft.q is None else [*draft.q, *(leaf.q for leaf in leaves)]
     return Draft(tokens, parents, q, [*draft.origins(), *[origin] * len(leaves)], chances, draft.error)

@@ -205,7 +205,8 @@ class Level(Drafter):
         greedy = any(self._sampler(row.ask).plain for row in active)
         logits = self.score(feeds)
         sure = self.shape is not None or any(row.ask.floor for row in active)
-        scores = Scores.of(logits, greedy=greedy, sure=sure)
+        doubt = any(row.ask.doubt is not None for row in active)
+        scores = Scores.of(logits, greedy=greedy, sure=sure, doubt=doubt)
         self.account([self.rows[row.context.row_id] for row in active], feeds, self.clock() - began)
         return scores
 
@@ -256,6 +257,7 @@ class Level(Drafter):
             row.logprobs += walk.report(verdict)
         elif row.ask.needs_q and not self._rule(row.ask).coupled and self.rule.lossless:
             row.q += walk.q(verdict)
+        self._stop_in_doubt(row, verdict, scores)
         row.tokens += verdict.chain
         row.context = row.context.extended(verdict.chain)
         if scores.chances is not None:
@@ -264,6 +266,23 @@ class Level(Drafter):
             row.chances += chances
             row.lines += [scores.logits[i] for i in scored[: len(verdict.chain)]] if self.shape is not None else []
             row.confidence *= math.prod(map(row.ask.chance, chances))
+
+    @staticmethod
+    def _stop_in_doubt(row: Progress, verdict: Verdict, scores: Scores) -> None:
+        """Leaves out the first token whose distribution was too wide to draw from, and what comes after it.
+
+        That distribution depends on the tokens before it, not on itself, so what is left keeps its q.
+        """
+        if row.ask.doubt is None or scores.entropies is None:
+            return
+        scored = [0, *(node + 1 for node in verdict.path)][: len(verdict.chain)]
+        stop = next((i for i, line in enumerate(scored) if row.ask.doubt.stops(scores.entropies[line])), None)
+        if stop is not None:
+            drop = len(verdict.chain) - stop
+            del verdict.chain[stop:]
+            for held in (row.origins, row.q):
+                del held[len(held) - min(drop, len(held)) :]
+            row.ended = True
 
     def _rule(self, ask: Ask) -> Rule:
         """The rule by which a row's drafts are judged."""

@@ -102,27 +102,37 @@ class Scores:
         logits: [N, V].
         picks: the best token of each, None where the logits are no numbers; None unless a row is greedy.
         chances: the probability of the best token of each; None unless somebody asks how sure the model is.
+        entropies: of each distribution, in nats; None unless somebody asks.
     """
 
     logits: torch.Tensor
     picks: Sequence[int | None] | None = None
     chances: Sequence[float] | None = None
+    entropies: Sequence[float] | None = None
 
     @classmethod
-    def of(cls, logits: torch.Tensor, *, greedy: bool, sure: bool) -> Scores:
+    def of(cls, logits: torch.Tensor, *, greedy: bool, sure: bool, doubt: bool = False) -> Scores:
         """Reads off the logits what is needed, for all positions at once."""
+        entropies = _entropies(logits) if doubt else None
         if not greedy and not sure:
-            return cls(logits)
+            return cls(logits, entropies=entropies)
         best = logits.max(-1)
         bad = (~best.values.isfinite()).tolist()
         picks = [None if wrong else pick for pick, wrong in zip(best.indices.tolist(), bad, strict=True)]
         chances = (best.values.float() - logits.float().logsumexp(-1)).clamp(max=0).exp().tolist() if sure else None
-        return cls(logits, picks if greedy else None, chances)
+        return cls(logits, picks if greedy else None, chances, entropies)
 
     def part(self, start: int, stop: int) -> Scores:
         """Those of some positions."""
         picks = None if self.picks is None else self.picks[start:stop]
-        return Scores(self.logits[start:stop], picks, None if self.chances is None else self.chances[start:stop])
+        chances = None if self.chances is None else self.chances[start:stop]
+        entropies = None if self.entropies is None else self.entropies[start:stop]
+        return Scores(self.logits[start:stop], picks, chances, entropies)
+
+
+def _entropies(logits: torch.Tensor) -> list[float]:
+    logs = logits.float().log_softmax(-1)
+    return (-(logs.exp() * logs.clamp(min=-1e4)).sum(-1)).tolist()  # impossible tokens add 0, not 0 * inf
 
 
 class CausalModel(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from cascade.costs import SURE
@@ -25,6 +25,9 @@ class Timing:
         model: its model.
         costs: where times go.
         clock: seconds, monotonic.
+
+    Attributes:
+        known: widths whose costs were brought along from another process.
     """
 
     def __init__(self, name: str, model: CausalModel, costs: Costs, clock: Callable[[], float]) -> None:
@@ -32,14 +35,23 @@ class Timing:
         limit = model.max_length or max(WIDTHS)
         self._widths = [width for width in WIDTHS if width <= limit]
         self._not_before = 0.0
+        self.known: Collection[int] = ()
 
     def warm_up(self) -> None:
-        """Times forwards of a few widths, so that the first decisions rest on measured costs."""
+        """Times forwards of a few widths, so that the first decisions rest on measured costs.
+
+        Of widths that are known already only the narrowest is timed: by how much all of them have changed.
+        """
+        began, known = self._clock(), [width for width in self._widths if width in self.known]
+        if known:
+            self._costs.observe(self._name, known[0], 1, self._quickest(known[0]))
         for width in self._widths:
-            # The quickest of three: the first also allocates, and a busy machine must not look slow for good.
-            quickest = min(self._forward(width) for _ in range(SURE))
-            for _ in range(SURE):
-                self._costs.observe(self._name, width, 1, quickest)
+            if width not in known:
+                quickest = self._quickest(width)
+                for _ in range(SURE):
+                    self._costs.observe(self._name, width, 1, quickest)
+        now = self._clock()
+        self._not_before = now + (now - began) / SURE / SHARE
 
     def again(self) -> None:
         """Times a forward of every width, unless that were more than `SHARE` of the time since it was last done."""
@@ -50,6 +62,10 @@ class Timing:
             self._costs.observe(self._name, width, 1, self._forward(width))
         now = self._clock()
         self._not_before = now + (now - began) / SHARE
+
+    def _quickest(self, width: int) -> float:
+        """The quickest of three: the first also allocates, and a busy machine must not look slow for good."""
+        return min(self._forward(width) for _ in range(SURE))
 
     def _forward(self, width: int) -> float:
         began = self._clock()

@@ -407,7 +407,9 @@ def model_levels(
         model, tree = draw(guesses(target)), draw(st.sampled_from(shapes))
         model.trees = draw(st.sampled_from([True, True, True, False]))
         tail = draw(st.sampled_from([False, False, True])) and (bottom or i > 0)
-        levels.append(LevelConfig(model=model, name=f"m{i}", tail=tail, tree=tree, **draw(control())))
+        policy = draw(control())
+        tree = None if policy["controller"] == "entropy" else tree  # which stops chains
+        levels.append(LevelConfig(model=model, name=f"m{i}", tail=tail, tree=tree, **policy))
     return levels
 
 

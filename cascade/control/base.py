@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cascade.draft import Doubt
 from cascade.errors import ConfigError, did_you_mean
 
 
@@ -21,6 +22,8 @@ class Estimates:
         round_cost: c0, the fixed time of one proposal in the same unit.
         token_seconds: what the verifier takes per token of one request decoding plainly, in a batch like
             this one; None where nothing is known.
+        tests: how many tests `alpha` rests on.
+        without: speed of the verifier without this level, with those below it, against plain decoding.
     """
 
     alpha: float
@@ -28,6 +31,8 @@ class Estimates:
     verify: Callable[[int], float]
     round_cost: float = 0.0
     token_seconds: float | None = None
+    tests: float = 16.0
+    without: float = 1.0
 
     def price(self, k: int) -> float:
         """Time of a proposal of `k` >= 1 tokens, in units of the verifier's forward on one token."""
@@ -69,6 +74,9 @@ class Controller:
     #: Whether K moves towards what pays: a level is then judged at the best K, else at the K it has.
     adapts: ClassVar[bool] = True
 
+    #: Whether it says itself if the level proposes: its K may be 0 then, and the gate only sees to the probes.
+    chooses: ClassVar[bool] = False
+
     def __init__(self, *, k: int | None, k_min: int, k_max: int, **options: Any) -> None:
         for key in options:
             if key not in self.defaults:
@@ -79,6 +87,11 @@ class Controller:
         self.k_min = min(max(1, k_min), k_max)
         self.k_max = k_max
         self.options = {**self.defaults, **options}
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """When the drafter should stop before K, if this policy goes by its entropy. None: by its confidence."""
+        return None
 
     def next_k(self, estimates: Estimates) -> int:
         """Tokens to ask for in the coming round. Called once a round; costs microseconds."""

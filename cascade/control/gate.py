@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from cascade.config import BypassConfig
 
 HALF_LIFE = 32.0  # tested tokens until a test counts half, while open
-HALF_LIFE_CLOSED = 16.0  # and while closed: tests come in rare batches, and one batch must be able to convince
-NO_GAIN = 0.97  # predicted speedup under which cost alone closes, whatever alpha is
-GAIN = 1.05  # predicted speedup from which a closed gate opens; between it and 1.0 nothing changes
+HALF_LIFE_CLOSED = 8.0  # and while closed: tests come in rare batches, and one batch must be able to convince
+NO_GAIN = 0.03  # how far under 1 a predicted speedup closes by itself, whatever alpha is...
+DOUBT = 0.8  # ...or, while tests are few, this divided by their number
+START = 4.0  # what a level may cost a request before it has shown anything, in plainly decoded tokens
+SHARE = 0.01  # of the request's tokens: what it may cost beyond that
+RETRY = 1.0  # what it may cost once it was opened again, in tokens
+GAIN = 0.05  # how far over 1 a predicted speedup opens a closed gate
 ALPHA_MARGIN = 0.05  # the same for alpha, above the threshold
 PROBE_SHARE = 0.015  # of the time between two probes, what a probe may cost
 LOOK = 0.5  # of a prefill's price, the time spent looking how well the request does without
@@ -75,9 +79,12 @@ class Gate:
         "_first_distance",
         "_fresh",
         "_fresh_accepted",
+        "_least",
         "_opened_at",
         "_probed_at",
         "_tested",
+        "_wanted",
+        "balance",
         "closed",
         "config",
         "costly",
@@ -90,7 +97,10 @@ class Gate:
         self.costly = costly
         self.probe_cost = 0.0
         self.tests = 0
+        self.balance = 0.0
         self.closed = False
+        self._least = 0.0
+        self._wanted = config.min_tests  # fresh tests before a policy may open what has cost more than it may
         self._tested = self._accepted = 0.0  # rolling sums
         self._fresh = self._fresh_accepted = 0  # since the state last changed
         self._opened_at: int | None = None
@@ -127,8 +137,9 @@ class Gate:
                 return PROBE if self._probe_due(tokens_done) else CLOSED
             self._change(closed=False)
             self._opened_at = tokens_done
+            self._least = self.balance - RETRY
             return Decision(True, reason=reason)
-        reason = self._why_close(gain)
+        reason = self._why_close(tokens_done, gain)
         if reason is None:
             return OPEN
         again = self._opened_at is not None and tokens_done - self._opened_at < SOON
@@ -138,12 +149,27 @@ class Gate:
         self._change(closed=True)
         return Decision(False, reason=reason)
 
+    def follow(self, tokens_done: int, k: int, gain: float) -> Decision:
+        """As `decide`, for a policy that chooses itself whether to propose: 0 tokens are none."""
+        overdrawn = self._overdrawn(tokens_done)
+        open = k > 0 and not (overdrawn and (not self.closed or self._fresh < self._wanted))
+        if overdrawn and not open and not self.closed:
+            self._wanted *= 2
+        if open != self.closed:
+            return OPEN if open else PROBE if self._probe_due(tokens_done) else CLOSED
+        self._change(closed=not open)
+        self._distance, self._probed_at, self._least = self.config.probe_every, tokens_done, self.balance - RETRY
+        what = f"{k} tokens pay best" if open else overdrawn or "no draft pays"
+        return Decision(open, reason=f"{what}, at alpha {self.alpha:.2f} and predicted gain {gain:.2f}")
+
     def _change(self, closed: bool) -> None:
         self.closed = closed
         self._fresh = self._fresh_accepted = 0
 
-    def _why_close(self, gain: float | None) -> str | None:
+    def _why_close(self, tokens_done: int, gain: float | None) -> str | None:
         tests, alpha, threshold = self._fresh, self.alpha, self.config.threshold or 0.0
+        if overdrawn := self._overdrawn(tokens_done):
+            return f"{overdrawn}: bypassed"
         if tests < self.config.min_tests:
             return None
         if alpha < threshold:
@@ -151,9 +177,15 @@ class Gate:
                 return f"alpha {alpha:.2f} under threshold {threshold:.2f}: bypassed"
             if gain is not None and gain <= 1.0:
                 return f"alpha {alpha:.2f} under threshold {threshold:.2f}, predicted gain {gain:.2f}: bypassed"
-        if self.config.gain and gain is not None and gain < NO_GAIN and tests >= 3 * self.config.min_tests:
+        if self.config.gain and gain is not None and gain < 1.0 - max(NO_GAIN, DOUBT / tests):
             return f"predicted gain {gain:.2f} at alpha {alpha:.2f}: bypassed"
         return None
+
+    def _overdrawn(self, tokens_done: int) -> str | None:
+        """What the level has cost, if that is more than it may; nobody counts where a threshold alone decides."""
+        if not self.config.gain or self.balance >= min(-START - SHARE * tokens_done, self._least):
+            return None
+        return f"it has cost the time of {-self.balance:.1f} tokens more than it saved"
 
     def _why_open(self, gain: float | None) -> str | None:
         tests, alpha, threshold = self._fresh, self.alpha, self.config.threshold or 0.0
@@ -161,7 +193,8 @@ class Gate:
         if tests < self.config.min_tests and not strong:
             return None
         if self.config.gain and gain is not None:
-            return f"probe: alpha {alpha:.2f}, predicted gain {gain:.2f}: proposing again" if gain > GAIN else None
+            enough = 1.0 + max(GAIN, DOUBT / tests)
+            return f"probe: alpha {alpha:.2f}, predicted gain {gain:.2f}: proposing again" if gain > enough else None
         if alpha < min(threshold + ALPHA_MARGIN, (1.0 + threshold) / 2.0):
             return None
         return f"probe: alpha {alpha:.2f} over threshold {threshold:.2f}: proposing again"
@@ -171,6 +204,7 @@ class Gate:
         if tokens_done - self._probed_at < max(distance, self.probe_cost / PROBE_SHARE):
             return False
         self._probed_at = tokens_done
+        self.balance -= self.probe_cost
         # A probe that looked good but was too short to convince is repeated soon.
         promising = self._fresh > 0 and self._fresh < self.config.min_tests and 2 * self._fresh_accepted > self._fresh
         if not promising:
