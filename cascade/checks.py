@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -38,10 +39,10 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def check(config: Any, name: str, ok: Callable[[Any], bool], must: str) -> None:
-    """Raises ConfigError unless the value of a field is `ok`; `must` says what it has to do."""
+def check(config: Any, name: str, ok: Callable[[Any], bool], must: str, of: str = "") -> None:
+    """Raises ConfigError unless the value of a field is `ok`; `must` says what it has to do, `of` whose it is."""
     value = getattr(config, name)
-    require(ok(value), f"{name} must {must}, not {value!r}")
+    require(ok(value), f"{of}{name} must {must}, not {value!r}")
 
 
 def is_int(value: Any) -> bool:
@@ -54,9 +55,19 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def is_path(value: Any) -> bool:
+    """Where a file is or could be: a non-empty string or a path object."""
+    return is_name(value) or isinstance(value, os.PathLike)
+
+
 def is_share(value: Any) -> bool:
     """A number in [0, 1]."""
     return is_number(value) and 0 <= value <= 1
+
+
+def is_threshold(value: Any) -> bool:
+    """What a bypass may go by: a number in [0, 1], "auto", or None for the usual."""
+    return value is None or value == "auto" or is_share(value)
 
 
 def at_least(least: int) -> Callable[[Any], bool]:

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cascade.callables import check_callables, for_request
-from cascade.checks import at_least, check, is_int, is_name, is_number, is_share, require, strict
+from cascade.checks import at_least, check, is_int, is_name, is_number, is_path, is_share, is_threshold, require, strict
 from cascade.errors import ConfigError, did_you_mean
 
 TREES = ("chain", "dynamic")
 DTYPES = ("bfloat16", "float32", "float16", "float64", "int8", "int4")
-
-
-def _no_bypass(value: Any) -> str:
-    return f"bypass must be a BypassConfig, such as BypassConfig(threshold=0.3), not {value!r}"
+A_BYPASS = "be a BypassConfig, such as BypassConfig(threshold=0.3)"
 
 
 @strict
@@ -47,7 +44,7 @@ class SamplingParams:
             emitted token, which is the last of `input_ids`: True ends the text there. `for_request()` as above.
         speculate: False is plain decoding.
         levels: names of the levels that may propose for this request; None means all.
-        bypass_threshold: overrides the levels' bypass threshold, and is obeyed alone.
+        bypass_threshold: overrides the levels' bypass threshold, and is obeyed alone; "auto": measured cost decides.
     """
 
     max_new_tokens: int = 128
@@ -67,7 +64,7 @@ class SamplingParams:
     stopping_criteria: Sequence[Callable[..., Any]] = ()
     speculate: bool = True
     levels: Sequence[str] | None = None
-    bypass_threshold: float | None = None
+    bypass_threshold: float | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -94,7 +91,7 @@ class SamplingParams:
         check(self, "seed", lambda v: v is None or is_int(v), "be an integer or None")
         check(self, "n", at_least(1), "be an integer >= 1")
         check(self, "logprobs", lambda v: v is None or at_least(0)(v), "be an integer >= 0 or None")
-        check(self, "bypass_threshold", lambda v: v is None or is_share(v), "lie in [0, 1]")
+        check(self, "bypass_threshold", is_threshold, 'lie in [0, 1] or be "auto"')
         for text in self.stop:
             require(is_name(text), f"a stop string must be a non-empty string, not {text!r}")
         for token in self.stop_token_ids:
@@ -130,25 +127,25 @@ class BypassConfig:
     Attributes:
         threshold: the level is bypassed where alpha (accepted / tested) is below it. One that the
             user sets is obeyed alone; left out, it is 0.3 (the figure that practice uses) and the
-            measured cost must agree that speculation brings nothing.
+            measured cost must agree that speculation brings nothing; with "auto" cost alone decides.
         gain: whether the measured cost has a say; follows from `threshold` unless given.
         min_tests: no verdict before this many tested tokens.
         probe_every: a bypassed level is tested again after this many tokens, at first...
         probe_max: ...and after at most so many, unless a probe would cost more than 1.5 % then.
     """
 
-    threshold: float | None = None
+    threshold: Any = None
     gain: bool | None = None
     min_tests: int = 8
     probe_every: int = 8
     probe_max: int = 32
 
     def __post_init__(self) -> None:
-        if self.gain is None:
-            object.__setattr__(self, "gain", self.threshold is None)
-        if self.threshold is None:
-            object.__setattr__(self, "threshold", 0.3)
-        require(is_share(self.threshold), f"bypass threshold must lie in [0, 1], not {self.threshold!r}")
+        by_cost = self.threshold in (None, "auto")
+        object.__setattr__(self, "gain", by_cost if self.gain is None else self.gain)
+        check(self, "threshold", is_threshold, 'lie in [0, 1] or be "auto"', "bypass ")
+        require(self.threshold != "auto" or self.gain is True, 'bypass threshold "auto" leaves all to gain=True')
+        object.__setattr__(self, "threshold", (0.3 if self.threshold is None else 0.0) if by_cost else self.threshold)
         require(isinstance(self.gain, bool), f"bypass gain must be True, False or None, not {self.gain!r}")
         for name in ("min_tests", "probe_every", "probe_max"):
             value = getattr(self, name)
@@ -214,7 +211,7 @@ class LevelConfig:
             isinstance(self.options, Mapping) and all(isinstance(key, str) for key in self.options),
             f"options must be a dict with strings as keys, not {self.options!r}",
         )
-        require(self.bypass is None or isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
+        check(self, "bypass", lambda v: v is None or isinstance(v, BypassConfig), A_BYPASS)
         if self.dtype is not None:
             name = str(self.dtype).removeprefix("torch.")
             if name not in DTYPES:
@@ -253,6 +250,7 @@ class CascadeConfig:
         max_length: an upper limit for prompt and output together, besides the models' own.
         seed: seeds the sequence of requests that bring no seed.
         plugins: module names, files, modules or objects with hooks, besides the installed ones.
+        costs: a file that `Engine.save_costs` wrote, or will: where it fits, an engine starts with its costs.
     """
 
     levels: Sequence[Any]
@@ -262,6 +260,7 @@ class CascadeConfig:
     max_length: int | None = None
     seed: int | None = None
     plugins: Sequence[Any] = ()
+    costs: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
@@ -271,10 +270,11 @@ class CascadeConfig:
         object.__setattr__(self, "plugins", tuple(self.plugins) if many else (self.plugins,))
         require(len(self.levels) > 0, "a cascade needs a target: levels is empty")
         check(self, "rule", is_name, "be a registered name")
-        require(isinstance(self.bypass, BypassConfig), _no_bypass(self.bypass))
+        check(self, "bypass", lambda v: isinstance(v, BypassConfig), A_BYPASS)
         check(self, "max_batch", at_least(1), "be an integer >= 1")
         check(self, "max_length", lambda v: v is None or at_least(2)(v), "be an integer >= 2 or None")
         check(self, "seed", lambda v: v is None or is_int(v), "be an integer or None")
+        check(self, "costs", lambda v: v is None or is_path(v), "be a path or None")
 
 
 def normalise_levels(config: CascadeConfig, drafter_names: Sequence[str]) -> list[LevelConfig]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from cascade.control.base import Estimates
 
@@ -44,6 +44,14 @@ class Costs(Protocol):
         """A request went by in which this level was left out: what once made it slow may be over."""
 
 
+class Known(NamedTuple):
+    """What is known of one size: how many tokens, the usual time, and over how many forwards."""
+
+    tokens: float
+    seconds: float
+    times: int
+
+
 class CostModel:
     """Measured costs, per level name and number of rows.
 
@@ -58,6 +66,7 @@ class CostModel:
         self._tables: dict[tuple[str, int], _Table] = {}
         self._paces: dict[str, _Pace] = {}
         self._answering: dict[tuple[str, int], _Table | None] = {}
+        self._unmeasured: list[_Pace] = []  # of what was restored
 
     def observe(self, level: str, tokens: int, rows: int, seconds: float) -> None:
         """A forward of `level` on `tokens` tokens of `rows` rows took `seconds`. Nonsense is ignored."""
@@ -72,6 +81,10 @@ class CostModel:
         usual = table.usual(tokens)
         if usual and seconds:
             pace.observe(table, tokens, seconds, seconds / usual)
+            if self._unmeasured:  # the latest pace of something else is the best guess at theirs
+                self._unmeasured = [other for other in self._unmeasured if other is not pace]
+                for other in self._unmeasured:
+                    other.now = pace.now
         elif table.add(tokens, seconds / pace.now):
             self._answering.clear()
 
@@ -104,6 +117,30 @@ class CostModel:
         for name in (level, f"draft of {level}"):
             if name in self._paces:
                 self._paces[name].relax()
+
+    def known(self, level: str, drafts: bool = False) -> tuple[dict[int, list[Known]], float]:
+        """What forwards, or drafts, of a level take now: for each least number of rows its sizes, rising.
+
+        And the least pace there was, as a share of that of now.
+        """
+        level = f"draft of {level}" if drafts else level
+        pace = self._paces.get(level) or _Pace()
+        tables = {rows: table for (name, rows), table in sorted(self._tables.items()) if name == level}
+        found = {(1 << rows) >> 1: table.known(pace.now) for rows, table in tables.items()}
+        return found, min(pace.least / pace.now, 1.0)
+
+    def restore(self, level: str, found: Mapping[int, Sequence[Known]], least: float, drafts: bool = False) -> None:
+        """Takes in what another cost model's `known` gave. The next forward says at what pace the machine is now."""
+        level = f"draft of {level}" if drafts else level
+        assert level not in self._paces, f"{level} has been measured"
+        for rows, sizes in found.items():
+            table = self._tables[level, rows.bit_length()] = _Table()
+            for tokens, seconds, times in sizes:
+                for _ in range(min(times, WINDOW)):
+                    table.add(tokens, seconds)
+        pace = self._paces[level] = _Pace(least, ())
+        self._unmeasured.append(pace)
+        self._answering.clear()
 
     def _nearest(self, level: str, rows: int) -> _Table | None:
         known = {r: table for (name, r), table in self._tables.items() if name == level}
@@ -175,30 +212,35 @@ class _Pace:
 
     Attributes:
         now: the median over the last `RECENT` forwards; 1 in the beginning.
+        least: the least there was.
     """
 
-    __slots__ = ("_latest", "_least", "_ratios", "now")
+    __slots__ = ("_latest", "_ratios", "least", "now")
 
-    def __init__(self) -> None:
-        self.now = self._least = 1.0
-        self._ratios = deque([1.0] * RECENT, maxlen=RECENT)
+    def __init__(self, least: float = 1.0, ratios: Iterable[float] = (1.0,) * RECENT) -> None:
+        self.now, self.least = 1.0, least
+        self._ratios = deque(ratios, maxlen=RECENT)
         self._latest: deque[tuple[_Table, int, float]] = deque()
 
     def observe(self, table: _Table, tokens: int, seconds: float, ratio: float) -> None:
         """A forward took `ratio` times what the table has for it; the middle one of the recent goes into its table."""
         self._ratios.append(ratio)
         self._latest.append((table, tokens, seconds))
-        self.now = sorted(self._ratios)[RECENT // 2]
-        self._least = min(self._least, self.now)
+        self._settle()
+        self.least = min(self.least, self.now)
         if len(self._latest) > RECENT // 2:
             of, size, time = self._latest.popleft()
             of.add(size, time / self.now)
 
     def relax(self) -> None:
         """Puts the least pace ever in the place of the largest recent ratio."""
-        self._ratios.remove(max(self._ratios))
-        self._ratios.appendleft(self._least)
-        self.now = sorted(self._ratios)[RECENT // 2]
+        if len(self._ratios) == RECENT:
+            self._ratios.remove(max(self._ratios))
+        self._ratios.appendleft(self.least)
+        self._settle()
+
+    def _settle(self) -> None:
+        self.now = sorted(self._ratios)[(len(self._ratios) - 1) // 2]  # of two the lower: the other may be a stall
 
 
 class _Table:
@@ -209,7 +251,7 @@ class _Table:
     def __init__(self) -> None:
         self.keys: list[int] = []  # of the buckets, rising, as are all lists here
         self.windows: list[deque[float]] = []  # latest times
-        self.sizes: list[deque[int]] = []  # and how many tokens each was for
+        self.sizes: list[deque[float]] = []  # and how many tokens each was for
         self.tokens: list[float] = []  # medians of the two
         self.medians: list[float] = []
         self.times: list[float] = []  # the medians made to rise
@@ -224,17 +266,22 @@ class _Table:
         # Its own median, not one that a stall at a smaller size has lifted.
         return time * self.medians[i] / self.times[i] if time and self.times[i] else None
 
-    def _place(self, tokens: int) -> tuple[int, bool]:
+    def known(self, pace: float) -> list[Known]:
+        """The buckets, at a pace."""
+        buckets = zip(self.tokens, self.medians, self.windows, strict=True)
+        return [Known(tokens, median * pace, len(window)) for tokens, median, window in buckets]
+
+    def _place(self, tokens: float) -> tuple[int, bool]:
         """Where the bucket of a size is or would be, and whether it is."""
-        key = _key(tokens)
+        key = bucket(tokens)
         i = bisect_left(self.keys, key)
         return i, i < len(self.keys) and self.keys[i] == key
 
-    def add(self, tokens: int, seconds: float) -> bool:
+    def add(self, tokens: float, seconds: float) -> bool:
         """Takes in one observation; True if it opened a bucket."""
         i, known = self._place(tokens)
         if not known:
-            self.keys.insert(i, _key(tokens))
+            self.keys.insert(i, bucket(tokens))
             self.windows.insert(i, deque(maxlen=WINDOW))
             self.sizes.insert(i, deque(maxlen=WINDOW))
             for values in (self.tokens, self.medians, self.times):
@@ -289,11 +336,11 @@ class _Table:
         self.stale = False
 
 
-def _key(tokens: int) -> int:
+def bucket(tokens: float) -> int:
     """The bucket of a size."""
-    return tokens if tokens <= EXACT else EXACT + (tokens - 1).bit_length()
+    return int(tokens) if tokens <= EXACT else EXACT + (int(tokens) - 1).bit_length()
 
 
-def _median(ordered: list[float] | list[int]) -> float:
+def _median(ordered: list[float]) -> float:
     middle = len(ordered) // 2
     return float(ordered[middle]) if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0

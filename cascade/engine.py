@@ -43,7 +43,8 @@ class Engine:
         config: the cascade.
         plugins: a plugin manager made by `cascade.plugins.create`; by default one with the built-ins,
             the installed plugins and `config.plugins`.
-        clock: seconds, monotonic; costs: a cost model. Both injectable for tests and simulation.
+        clock: seconds, monotonic; costs: a cost model. Both injectable for tests and simulation. With costs of
+            one's own nothing is timed when the engine is built, and `config.costs` is not read.
         check: verify every level's cache after every round.
         progress: called with a line of text while models load.
 
@@ -80,6 +81,10 @@ class Engine:
         if costs is None:
             if progress:
                 progress("measuring")
+            if config.costs is not None:
+                from cascade.costs_file import load_costs
+
+                load_costs(config.costs, self)
             self._warm_up()
 
     # -- what users call -----------------------------------------------------------------------------
@@ -165,6 +170,16 @@ class Engine:
             if config.k == 0:
                 lines.append(f"level {governor.name} is off: k=0")
         return "\n".join(reversed(lines))
+
+    def save_costs(self, path: Any) -> None:
+        """Writes what this engine has measured of its levels, for `CascadeConfig(costs=path)` of the next process.
+
+        Raises:
+            ConfigError: it has measured nothing, or the file cannot be written.
+        """
+        from cascade.costs_file import save_costs
+
+        save_costs(path, self)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every level's cache is a prefix of its request's tokens."""
