@@ -21,7 +21,7 @@ import cascade
 from cascade.errors import CascadeError, ConfigError, LoadError, PluginError, PromptError, did_you_mean, one_line
 
 #: The built-in commands: modules of this package, in the order in which `--help` lists them.
-COMMANDS = ("demo", "generate", "bench", "audit", "report", "plugins")
+COMMANDS = ("demo", "generate", "bench", "plan", "audit", "report", "plugins")
 
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 USAGE_ERRORS = (ConfigError, PromptError, LoadError, PluginError)
