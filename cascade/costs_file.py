@@ -86,7 +86,7 @@ def load_costs(path: Any, engine: Engine) -> list[str]:
     costs = engine.costs
     assert isinstance(costs, CostModel)
     try:
-        there, entries = _read(Path(path).expanduser())
+        there, entries = read(Path(path).expanduser())
     except FileNotFoundError:
         log.warning("saved costs %s: there is no such file yet: measured anew; engine.save_costs writes it", path)
         return []
@@ -218,7 +218,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"costs cannot be saved to {path}: {_reason(error)}") from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
     """The machine that a file is of, and its levels by name; checks every value. What it raises `load_costs` tells."""
     record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     require(isinstance(record, dict), "it is no object")

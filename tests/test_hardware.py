@@ -6,8 +6,8 @@ import pytest
 
 from cascade.costs import FixedCosts
 from cascade.errors import ConfigError
-from cascade.hardware import GPUS, LINK, AssumedCosts, Away, Link, OnTheWay, Roofline, Told
-from cascade.what_if import assumed_costs, away, read_what_if, remarks
+from cascade.planning.hardware import GPUS, LINK, AssumedCosts, Away, Link, OnTheWay, Roofline, Told
+from cascade.planning.what_if import assumed_costs, away, read_what_if, remarks
 
 LEVELS = ("ngram", "draft", "target")
 BIG = "target:params=70B,dtype=bf16,gpus=8,gpu=h100,efficiency=0.5"

@@ -14,15 +14,15 @@ from cascade.cli import main
 from cascade.config import normalise_levels
 from cascade.costs import CostModel, FixedCosts
 from cascade.errors import ConfigError
-from cascade.measuring import WIDTHS, Measured, built_in, measure, spread
-from cascade.plan_figures import acceptance
-from cascade.plan_search import KS, Simulator, choices
-from cascade.plan_source import config_source
-from cascade.planning import plan
+from cascade.planning.figures import acceptance
+from cascade.planning.measuring import WIDTHS, Measured, built_in, measure, spread
+from cascade.planning.planner import plan
+from cascade.planning.search import KS, Simulator, choices
+from cascade.planning.source import config_source
+from cascade.planning.what_if import read_what_if
 from cascade.plugins import create
 from cascade.recording import synthetic
 from cascade.testing import ManualClock, ToyModel
-from cascade.what_if import read_what_if
 
 # A model of letters, as a plugin brings one.
 TOY = """

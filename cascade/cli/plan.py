@@ -17,10 +17,10 @@ from cascade.errors import ConfigError
 if TYPE_CHECKING:
     from cascade.bench.questions import Question
     from cascade.config import CascadeConfig, SamplingParams
-    from cascade.measuring import Measured
-    from cascade.planning import Plan
+    from cascade.planning.measuring import Measured
+    from cascade.planning.planner import Plan
+    from cascade.planning.what_if import WhatIf
     from cascade.plugins import Plugins
-    from cascade.what_if import WhatIf
 
 WHAT_IF = (
     "assumed costs instead of measured ones; may be repeated. NAME is a level, with keys seconds=12ms and "
@@ -59,9 +59,9 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command: everything that can be refused is, before a model is loaded."""
-    from cascade import planning
+    from cascade.planning import planner
     from cascade.cli import plan_report, show
-    from cascade.what_if import read_what_if
+    from cascade.planning.what_if import read_what_if
 
     files = {
         option: check_writable(f"--{option}", value)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     params = generate.sampling(args)
     check_counts(args, "max_new_tokens", "batch", "limit_per_category")
     task = _task(args, params)
-    places = planning.places_of(task.config, task.plugins)
+    places = planner.places_of(task.config, task.plugins)
     names = {name: None for place, parts in places.items() for name in (*(str(part.name) for part in parts), place)}
     what_if = read_what_if(args.what_if, list(names))
     notes = show.console(sys.stderr)
@@ -112,8 +112,8 @@ class Task:
 def _task(args: argparse.Namespace, params: SamplingParams) -> Task:
     """What the arguments ask for. Raises CascadeError."""
     from cascade.bench.questions import read_questions
-    from cascade.measuring import built_in
-    from cascade.planning import check_tokens
+    from cascade.planning.measuring import built_in
+    from cascade.planning.planner import check_tokens
 
     recorded = Path(args.recordings) if args.recordings and Path(args.recordings).is_file() else None
     for option in ("questions", "save"):
@@ -145,10 +145,10 @@ def _plan(
     args: argparse.Namespace, task: Task, what_if: WhatIf, save: Path | None, tell: Callable[[str], None]
 ) -> Plan:
     """Measures, or reads what was recorded, and plans."""
-    from cascade import planning
+    from cascade.planning import planner
 
     measured = _read(task) if task.recorded else _measure(args, task, save, tell)
-    return planning.plan(
+    return planner.plan(
         task.config,
         measured,
         batch=args.batch,
@@ -161,7 +161,7 @@ def _plan(
 
 def _read(task: Task) -> Measured:
     """What an earlier plan left. Raises ConfigError."""
-    from cascade.measuring import Measured, read_costs
+    from cascade.planning.measuring import Measured, read_costs
     from cascade.recording import load_recordings
 
     assert task.recorded is not None
@@ -173,7 +173,7 @@ def _measure(args: argparse.Namespace, task: Task, save: Path | None, tell: Call
     """Loads the engine, and has it answer the questions."""
     from cascade.bench.runner import check_prompts
     from cascade.engine import Engine
-    from cascade.measuring import measure
+    from cascade.planning.measuring import measure
     from cascade.recording import save_recordings
 
     with contextlib.ExitStack() as stack:
@@ -190,7 +190,7 @@ def _measure(args: argparse.Namespace, task: Task, save: Path | None, tell: Call
 def _conclude(args: argparse.Namespace, task: Task, made: Plan, files: dict[str, Path], screen: Any) -> None:
     """Says what to do, and writes the files."""
     from cascade.cli.plan_report import verdict
-    from cascade.plan_source import config_source
+    from cascade.planning.source import config_source
 
     costs = str(files["save"]) if "save" in files else task.config.costs
     config = replace(made.config, costs=costs if made.best else None)

@@ -12,8 +12,8 @@ from cascade.cli import show
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cascade.plan_search import Ks
-    from cascade.planning import LevelPlan, Plan
+    from cascade.planning.planner import LevelPlan, Plan
+    from cascade.planning.search import Ks
 
 BEST = "<- best"
 LOSS = "!"  # beside a speedup below 1, since not every reader sees colours

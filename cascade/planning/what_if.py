@@ -6,8 +6,8 @@ NAME:KEY=VALUE,KEY=VALUE where NAME is a level, or one of
 - `engine`: what the engine itself takes (overhead, per forward).
 
 A level says either what a forward takes (seconds, per_token), or what it is (params and the rest); what the keys mean
-is in `cascade.hardware`. One that says only its placement keeps its measured costs. Of a level without a model,
-`seconds` is the time of a proposed token.
+is in `cascade.planning.hardware`. One that says only its placement keeps its measured costs. Of a level without a
+model, `seconds` is the time of a proposed token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cascade.errors import ConfigError, did_you_mean
-from cascade.hardware import (
+from cascade.planning.hardware import (
     DTYPES,
     EFFICIENCY,
     GPUS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cascade.config import LevelConfig
 from cascade.control.theory import DraftCost, best_k
-from cascade.hardware import Away
+from cascade.planning.hardware import Away
 from cascade.recording import Recording
 from cascade.simulate import Simulated
 

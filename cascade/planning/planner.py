@@ -1,8 +1,8 @@
 """Plans a cascade: which of its levels pay, with which K, on some questions and on some machine.
 
 A plan rests on recordings: every question is decoded once, and each level's model says what it would have proposed
-(`cascade.measuring`). All else is simulation with measured or assumed costs (`cascade.simulate`), so a plan for a
-machine that is not at hand needs no model at all.
+(`cascade.planning.measuring`). All else is simulation with measured or assumed costs (`cascade.simulate`), so a plan
+for a machine that is not at hand needs no model at all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from cascade.config import CascadeConfig, LevelConfig, members_of, normalise_levels
 from cascade.errors import ConfigError
-from cascade.hardware import OnTheWay
-from cascade.measuring import OWN_WORK, Measured
-from cascade.plan_figures import SURE, Acceptance, Bound, acceptance, right_in
-from cascade.plan_search import Choice, Ks, Setting, Simulator, choices, speed, without
+from cascade.planning.figures import SURE, Acceptance, Bound, acceptance, right_in
+from cascade.planning.hardware import OnTheWay
+from cascade.planning.measuring import OWN_WORK, Measured
+from cascade.planning.search import Choice, Ks, Setting, Simulator, choices, speed, without
+from cascade.planning.what_if import WhatIf, assumed_costs, away, remarks
 from cascade.recording import Recording
-from cascade.what_if import WhatIf, assumed_costs, away, remarks
 
 if TYPE_CHECKING:
     from cascade.costs import Costs

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cascade.config import BypassConfig, CascadeConfig, LevelConfig, SamplingParams, normalise_levels
 from cascade.costs import FixedCosts
-from cascade.hardware import AssumedCosts, Told
-from cascade.measuring import spread
+from cascade.planning.hardware import AssumedCosts, Told
+from cascade.planning.measuring import spread
 from cascade.recording import Recording
 from cascade.simulate import Simulated, simulate
 

@@ -173,10 +173,10 @@ def time_widths(engine: Engine, level: Level, context: int, batch: int) -> None:
 
 def read_costs(path: str | Path) -> CostModel:
     """The costs of a file that `Engine.save_costs` wrote, of whatever machine. Raises ConfigError."""
-    from cascade.costs_file import _read
+    from cascade.costs_file import read
 
     try:
-        _, entries = _read(Path(path).expanduser())
+        _, entries = read(Path(path).expanduser())
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, ConfigError) as error:
         raise ConfigError(f"the costs {str(path)!r} cannot be read: {cause_of(error)}") from None
     costs = CostModel()
