@@ -59,8 +59,8 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command: everything that can be refused is, before a model is loaded."""
-    from cascade.planning import planner
     from cascade.cli import plan_report, show
+    from cascade.planning import planner
     from cascade.planning.what_if import read_what_if
 
     files = {
