@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cascade.control.base import Estimates
+from cascade.control.repeats import repetitiveness
 from cascade.control.theory import best_k, least_confidence, speedup
 from cascade.costs import estimate
 from cascade.draft import Ask
@@ -26,7 +27,9 @@ PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 def decide(governor: Governor, ask: Ask, verifier: Level, estimates: Estimates) -> int:
     """K for this row now; 0 where the level is bypassed."""
     row = governor.rows[ask.context.row_id]
-    row.estimates = for_row(governor, ask, verifier, estimates)
+    if row.repeats is None:
+        row.repeats = repetitiveness(ask.context.tokens[: ask.prompt_length])
+    row.estimates = for_row(governor, ask, estimates)
     k = 0 if row.barred else _gated(governor, row, ask, row.estimates)
     row.asks += 1
     row.bypassed = k == 0
@@ -44,7 +47,7 @@ def estimates_for(governor: Governor, verifier: Level, batch: int, rows: int) ->
     return replace(found, tests=tests, verify=lambda tokens: found.verify(1 + round((tokens - 1) * width)))
 
 
-def for_row(governor: Governor, ask: Ask, verifier: Level, estimates: Estimates) -> Estimates:
+def for_row(governor: Governor, ask: Ask, estimates: Estimates) -> Estimates:
     """The same for one row: how cheap its tokens are depends on how well the levels below know its text.
 
     A level's tokens cost it one forward each, divided by the best speed that the levels below can give it. What is
@@ -61,7 +64,8 @@ def for_row(governor: Governor, ask: Ask, verifier: Level, estimates: Estimates)
             for alpha in (below.alpha, alpha_of(below, row))
         )
         cost *= usual / own
-    return replace(estimates, draft_cost=cost, without=without)
+    alpha = governor.usual_alpha(governor.rows[ask.context.row_id])
+    return replace(estimates, alpha=alpha, draft_cost=cost, without=without)
 
 
 def _gated(governor: Governor, row: GovernedRow, ask: Ask, estimates: Estimates) -> int:
@@ -125,7 +129,7 @@ def _speedup(governor: Governor, row: GovernedRow, k: int, estimates: Estimates)
 def alpha_of(governor: Governor, row: GovernedRow) -> float:
     """The row's own rolling alpha; while tests are few, the engine-wide one fills up to PRIOR_TESTS."""
     own = min(row.gate.tests / PRIOR_TESTS, 1.0)
-    return own * row.gate.alpha + (1.0 - own) * governor.alpha
+    return own * row.gate.alpha + (1.0 - own) * governor.usual_alpha(row)
 
 
 def _invest(

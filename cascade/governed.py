@@ -52,6 +52,7 @@ class GovernedRow:
     floor: float = 0.0  # confidence under which the drafter should stop before K
     price: Callable[[int], float] = free  # what verifying so many nodes costs, in emitted tokens
     estimates: Estimates | None = None  # what its latest decision rested on
+    repeats: float | None = None  # how much its prompt repeats itself, once somebody has looked
     k_sum: int = 0
     drafted: int = 0
     tested: int = 0

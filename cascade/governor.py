@@ -16,8 +16,9 @@ from cascade.config import BypassConfig, LevelConfig
 from cascade.control.base import Controller, Outcome
 from cascade.control.calibration import Calibration
 from cascade.control.gate import Gate, Investment
+from cascade.control.repeats import ByRepeats
 from cascade.costs import Costs
-from cascade.deciding import PRIOR_TESTS, decide, estimates_for
+from cascade.deciding import decide, estimates_for
 from cascade.draft import Ask, Context, Draft, Verdict, first_path
 from cascade.draft_checks import check_draft
 from cascade.drafter import Drafter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cascade")
 PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level that is tried can show what it is worth
 PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
+FIRST_TESTS = 16.0  # how many tests that counts for
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
 WAITED = 8  # rounds without a level that say that it has been left out
 STRETCH = 4  # a drafter that stops when in doubt is asked for so many times K
@@ -80,7 +82,19 @@ class Governor:
         self.alpha = self.prior  # engine-wide, slow
         self.calibrations = {False: Calibration(), True: Calibration()}  # of greedy rows, and of sampled ones
         self.width = 1.0  # nodes per token of depth in recent proposals: 1 for chains
-        self.tests = 2.0 * PRIOR_TESTS  # how many tests alpha stands for
+        self.tests = FIRST_TESTS  # how many tests alpha stands for
+        self.kinds = ByRepeats(lookup=self.lookup)
+
+    @property
+    def lookup(self) -> bool:
+        """Whether no model proposes here."""
+        return not any(isinstance(one, Level) for one in getattr(self.drafter, "members", [self.drafter]))
+
+    def usual_alpha(self, row: GovernedRow) -> float:
+        """The engine-wide alpha for a request with such a prompt."""
+        repeats = row.repeats or 0.0
+        first = (self.kinds.first(repeats, self.prior) - self.prior) * FIRST_TESTS / self.tests  # what is left of it
+        return min(1.0, max(0.0, self.kinds.alpha(repeats, self.alpha + first)))
 
     # -- the life of a row ---------------------------------------------------------------------------
 
@@ -256,6 +270,7 @@ class Governor:
     def _learn(self, row: GovernedRow, tested: int, accepted: int) -> None:
         if tested:
             row.gate.observe_tests(tested, accepted)
+            self.kinds.observe(row.repeats or 0.0, tested, accepted)
             self.tests = min(self.tests + tested, SLOW)
             self.alpha += (accepted - tested * self.alpha) / self.tests
 

@@ -58,6 +58,7 @@ class Stats:
         wall_s, first_token_s: seconds from the request's admission.
         own_work_s: its rounds' wall time outside of model forwards, shared by the batch.
         levels: bottom to top.
+        warning: a sentence, where speculation stayed under 1.5 tokens per forward for long enough to say so.
     """
 
     new_tokens: int
@@ -67,6 +68,7 @@ class Stats:
     first_token_s: float | None
     own_work_s: float
     levels: tuple[LevelStats, ...]
+    warning: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers."""

@@ -6,8 +6,10 @@ cost model says, so a minute of decoding takes a second, on machines that nobody
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +99,28 @@ def simulate(
         if governor.name in copies:  # which it would read off its model's name
             governor.prior = governor.alpha = PRIOR_ALPHA_SELF
     began = stage.clock.settled()
-    results = engine.generate([text.prompt.tolist() for text in stage.texts], _requests(recordings, params))
+    with _unlogged():
+        results = engine.generate([text.prompt.tolist() for text in stage.texts], _requests(recordings, params))
     for number, (text, result) in enumerate(zip(stage.texts, results, strict=True)):
         assert result.error is None, f"recording {number}: {result.error}"
         assert result.tokens == text.tokens.tolist(), f"recording {number}: the text is not what was recorded"
     new_tokens = sum(result.stats.new_tokens for result in results)
     return Simulated(stage.clock.settled() - began, tuple(results), new_tokens)
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """What an engine warns of is no news in a simulation."""
+    logger = logging.getLogger("cascade")
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _requests(recordings: Sequence[Recording], params: SamplingParams | None) -> list[SamplingParams]:

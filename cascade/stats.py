@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from cascade.chain import Chain, Place, levels_of
@@ -12,6 +13,11 @@ from cascade.progress import LevelRow
 from cascade.request import Request
 from cascade.result import Chunk, LevelStats, Stats
 from cascade.trace import LevelRound, Round
+
+LOW = 1.5  # tokens per forward of the target under which speculation hardly pays
+LONG = 32  # rounds that say so
+
+log = logging.getLogger("cascade")
 
 
 class Counts(NamedTuple):
@@ -34,6 +40,7 @@ class Ledger:
 
     def __init__(self, chain: Chain) -> None:
         self._places = chain.places
+        self._warned = False  # since a request last did better
 
     def snapshot(self, row_id: int) -> tuple[Counts, ...]:
         """The counters now, bottom to top, to be compared with later ones."""
@@ -74,15 +81,39 @@ class Ledger:
         """The figures of a request that is over, before its rows are freed."""
         new, rounds = len(request.tokens), request.rounds
         first = None if request.first_token is None else request.first_token - request.began
+        each = new / rounds if rounds else 0.0
         return Stats(
             new_tokens=new,
             target_forwards=rounds,
-            tokens_per_forward=new / rounds if rounds else 0.0,
+            tokens_per_forward=each,
+            warning=self._warning(request, rounds, each),
             wall_s=request.ended - request.began,
             first_token_s=first,
             own_work_s=request.own_work,
             levels=tuple(self._level(request, place) for place in self._places),
         )
+
+    def _warning(self, request: Request, rounds: int, each: float) -> str | None:
+        """What to say of a request that speculation did not help; the log hears of it once, until one does better."""
+        may = [name for name, governor, _ in self._places if governor is not None and self._may(request, governor)]
+        if rounds < LONG or not may:
+            return None
+        if each >= LOW:
+            self._warned = False
+            return None
+        warning = (
+            f"{each:.2f} tokens per forward of the target over {rounds} forwards: with {', '.join(may)} speculation "
+            "hardly pays here; stats.decisions says why, and `cascade plan` which levels would"
+        )
+        if not self._warned:
+            log.warning("request %s: %s", request.id, warning)
+        self._warned = True
+        return warning
+
+    @staticmethod
+    def _may(request: Request, governor: Governor) -> bool:
+        row = governor.rows.get(request.id)
+        return row is not None and row.barred is None
 
     @staticmethod
     def _level(request: Request, place: Place) -> LevelStats:

@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert all("\n" not in text for text in found)
-    return found
+    return [text for text in found if "tokens per forward" not in text]  # toys have little to gain
 
 
 # -- what is taken ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from cascade import BypassConfig, CascadeConfig, Draft, Drafter, Engine, LevelConfig, SamplingParams
 from cascade.control.gate import PROBE_SHARE
+from cascade.errors import ConfigError
 from cascade.testing import FixedCosts, ManualClock, ScriptedDrafter, ToyModel
 from cascade.trace import JsonTrace
 
@@ -74,6 +75,42 @@ def test_a_wrong_drafter_is_bypassed_and_costs_next_to_nothing() -> None:
     assert level.drafted <= 0.2 * len(truth)
     assert seconds <= 1.03 * plain
     assert any(what == "bypass" and "alpha 0.00" in reason for _, what, reason in level.decisions)
+
+
+def test_few_tokens_per_forward_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    truth = Bench().engine.generate(PROMPT, LONG).tokens
+    bench = Bench(LevelConfig(drafter=ScriptedDrafter([PROMPT + truth], "wrong"), name="wrong", k=4))
+    for _ in range(2):
+        warning = bench.engine.generate(PROMPT, LONG).stats.warning
+        assert warning.startswith("1.00 tokens per forward of the target over 400 forwards: with wrong speculation")
+    assert [record.message for record in caplog.records if "per forward" in record.message] == [f"request 0: {warning}"]
+    for params in (dataclasses.replace(LONG, speculate=False), dataclasses.replace(LONG, max_new_tokens=20)):
+        assert bench.engine.generate(PROMPT, params).stats.warning is None, "plain, or too short to say"
+    right = Bench(LevelConfig(drafter=ScriptedDrafter([PROMPT + truth]), name="right"))
+    assert right.engine.generate(PROMPT, LONG).stats.warning is None
+
+
+def test_auto_lets_cost_alone_decide() -> None:
+    """A drafter that is right in one of five, and free, pays: a threshold closes it, cost does not."""
+    truth = Bench().engine.generate(PROMPT, LONG).tokens
+
+    def bypassed(**options) -> int:
+        script = ScriptedDrafter([PROMPT + truth], "mixed", share=0.2)
+        bench = Bench(LevelConfig(drafter=script, name="seldom", k=2, k_max=3), **options)
+        return bench.engine.generate(PROMPT, LONG).stats.levels[0].bypassed_rounds
+
+    assert bypassed(bypass=BypassConfig(threshold=0.3)) > 200
+    assert bypassed(bypass=BypassConfig(threshold="auto")) < 10
+    bench = Bench(LevelConfig(drafter=ScriptedDrafter([PROMPT + truth], "mixed", share=0.2), k=2, k_max=3))
+    own = bench.engine.generate(PROMPT, dataclasses.replace(LONG, bypass_threshold="auto")).stats.levels[0]
+    assert own.bypassed_rounds < 10
+    for refused in (1.5, -0.1, "autp", float("nan"), True):
+        with pytest.raises(ConfigError, match="threshold must lie in \\[0, 1\\] or be"):
+            BypassConfig(threshold=refused)
+        with pytest.raises(ConfigError, match="bypass_threshold must lie in"):
+            SamplingParams(bypass_threshold=refused)
+    with pytest.raises(ConfigError, match="gain=True"):
+        BypassConfig(threshold="auto", gain=False)
 
 
 class Broken(ToyModel):
@@ -260,7 +297,7 @@ def test_own_work_is_small_next_to_the_budget(batch: int) -> None:
 
 
 def test_a_level_under_another_is_asked_several_times_a_round() -> None:
-    bench = with_draft(0.9, LevelConfig(drafter="ngram"))
+    bench = with_draft(0.9, LevelConfig(drafter="ngram", k_max=1))
     ngram, draft, target = bench.engine.generate([1, 2, 3] * 8, LONG).stats.levels
     assert ngram.bypassed_rounds <= ngram.asks
     assert ngram.asks > target.forwards > 0

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from cascade.control.base import Controller, Estimates, Outcome
 from cascade.control.options import number
+from cascade.control.rolling import RollingAlpha
 from cascade.control.theory import expected_tokens
 
+HALF_LIFE = 32.0  # tested tokens of the alpha that stands for what was not tested
 PRIOR_ROUNDS = 4.0  # that the engine-wide alpha counts for
 ARMS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -41,6 +43,7 @@ class Hedge(Controller):
         self._arms = [0, *inside, self.k_max] if self.k_max else [0]
         self._tokens = [0.0] * len(self._arms)  # discounted sums, as is the number of rounds
         self._rounds = 0.0
+        self._alpha = RollingAlpha(HALF_LIFE, PRIOR_ROUNDS)
         self._estimates: Estimates | None = None
         self._played = -1  # none yet
 
@@ -64,6 +67,7 @@ class Hedge(Controller):
         """Scores every K by what was tested."""
         if self._estimates is None or not outcome.tested:
             return
+        self._alpha.observe(outcome)
         if outcome.drafted:
             self._add([self._would_hold(arm, outcome) + 1.0 for arm in self._arms], 1.0)
         else:  # tests by themselves: as many rounds as there were tokens that failed
@@ -75,7 +79,8 @@ class Hedge(Controller):
         """Tokens of a draft of `arm` that would have held, seeing that so many did."""
         if arm <= outcome.accepted or outcome.tested > outcome.accepted or self._estimates is None:
             return float(min(arm, outcome.accepted))
-        return outcome.accepted + expected_tokens(self._estimates.alpha, arm - outcome.accepted) - 1.0
+        alpha = self._alpha.value(self._estimates)
+        return outcome.accepted + expected_tokens(alpha, arm - outcome.accepted) - 1.0
 
     def _times(self, estimates: Estimates) -> list[float]:
         """What the rounds would have taken with every K, at today's costs."""
