@@ -34,7 +34,8 @@ def _tiny_hub(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_the_readmes_python_runs(number: int, capsys) -> None:
+def test_the_readmes_python_runs(number: int, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for what it writes
     exec(compile(blocks("python")[number], f"README block {number}", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
 
