@@ -222,10 +222,12 @@ class Governor:
 
     def _extra(self, row: GovernedRow, draft: Draft) -> float:
         """What a proposal takes beyond a plain forward of its verifier, in such forwards."""
-        depth, known = draft.depth, row.estimates
-        if known is None or not depth:
+        known, model = row.estimates, isinstance(self.drafter, Level)
+        # A model that stopped in doubt has looked at one position more than it drafted.
+        looked = draft.depth + (model and row.controller.doubt is not None)
+        if known is None or not looked:
             return 0.0
-        return known.price(depth) + known.verify(1 + round(len(draft) / self.width)) - 1.0
+        return known.price(looked) + known.verify(1 + round(len(draft) / self.width)) - 1.0
 
     def _note_width(self, proposals: Sequence[Proposal]) -> None:
         """Notes how many nodes proposals have per token of depth; of a drafter that prunes, more are there to pay."""

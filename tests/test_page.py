@@ -38,7 +38,7 @@ def test_a_result_tells_nothing_of_whose_machine_it_was(path: Path) -> None:
     assert "/" not in "".join(str(level["what"]) for level in json.loads(path.read_text())["setup"]["levels"])
 
 
-@pytest.mark.parametrize("kind", sorted(page.KINDS.keys() - {"rules", "kinds"}))
+@pytest.mark.parametrize("kind", sorted(page.KINDS.keys() - {"rules", "kinds", "control"}))
 def test_every_kind_of_table_can_be_made(kind: str, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out.json"
     out.write_text(json.dumps(bench()))
@@ -65,3 +65,13 @@ def test_what_rules_bring_is_counted_against_plain_decoding() -> None:
     made = page.rules({"runs": runs})
     assert "| chain, coupled | 2.75 | 1.83x | 2.00x | 100% | 2.75 | 1.83x | 2.00x | 100% |" in made
     assert "| qa | 1.83x | 1.83x |" in page.kinds({"runs": runs})
+
+
+def test_controllers_are_a_line_per_kind_of_drafter() -> None:
+    best = {"median": 1.0123, "p95": 1.1, "p99": 1.2, "max": 1.3, "mean": 1.02}
+    plain = {"median": 0.8, "p95": 1.0, "p99": 1.01, "max": 1.0449, "over": 0.001}
+    line = {"controller": "pid", "drafter": "silent", "workloads": 300, "best": best, "plain": plain}
+    made = page.control({"summary": [line, {**line, "drafter": "tree", "workloads": 1000}]})
+    assert "up to 1000 made-up texts" in made
+    assert "| pid | silent | 300 | 1.012 | 1.100 | 1.020 | 1.300 | 1.010 | 1.045 | 0.1% |" in made
+    assert len({line.count("|") for line in made.splitlines() if line.startswith("|")}) == 1
