@@ -3,8 +3,8 @@
     python benchmarks/control.py [--workloads 1000] [--controllers pid,goodput,hedge,ema,entropy,fixed] [--json OUT]
 
 A workload is a text in which the draft is right here and there, and what forwards cost. The real engine decodes it with
-three kinds of drafters; a loop says what chains of every fixed K, 0 among them, would have taken. One `pid:1000` of
-`--controllers` overrides the number of workloads.
+three kinds of drafters; a loop says what chains of every fixed K, 0 among them, would have taken. `pid:1000` among
+`--controllers` gives one of them a number of workloads of its own.
 """
 
 from __future__ import annotations

@@ -20,14 +20,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch
 
-from cascade import BypassConfig, CascadeConfig, Engine, LevelConfig, SamplingParams, load_config
+from cascade import CascadeConfig, Engine, LevelConfig, SamplingParams, load_config
 from cascade.cli.environment import environment
 from cascade.hookspecs import hookimpl
 from cascade.testing import ScriptedDrafter
 from cascade.trace import Observer, Round
 
-PROMPT = [{"role": "user", "content": "Write a long story about a lighthouse keeper who repairs clocks."}]
+PROMPT = [{"role": "user", "content": "Write a Python class for a binary search tree, with docstrings and unit tests."}]
 TURN = 200  # token of the answer from which the turning drafter is right
+EARLY = 50  # tokens by which what is wrong has been left out
 
 
 class Shifted:
@@ -51,13 +52,15 @@ class Shifted:
 
 
 class Watch(Observer):
-    """Notes where the answer was when a level proposed."""
+    """Notes where the answer was when a level proposed, and what every round took."""
 
     def __init__(self) -> None:
         self.proposed: list[int] = []
+        self.rounds: list[tuple[int, int, float]] = []  # position, tokens, seconds
 
     def on_round(self, round: Round) -> None:
         """Notes a round."""
+        self.rounds.append((round.position, len(round.tokens), round.seconds))
         if any(level.drafted for level in round.levels):
             self.proposed.append(round.position)
 
@@ -65,6 +68,7 @@ class Watch(Observer):
     def cascade_make_observer(self, request: Any) -> Observer:
         """This object, for every request."""
         self.proposed.clear()
+        self.rounds.clear()
         return self
 
 
@@ -78,6 +82,12 @@ class Turning(ScriptedDrafter):
     def _one(self, ask: Any) -> Any:
         self.kind = "wrong" if len(ask.context) < self._at else "oracle"
         return super()._one(ask)
+
+
+def per_token(watch: Watch, start: int) -> float:
+    """Seconds per token from a position on."""
+    late = [(tokens, seconds) for position, tokens, seconds in watch.rounds if position >= start]
+    return sum(seconds for _, seconds in late) / sum(tokens for tokens, _ in late)
 
 
 def settings(base: Engine, prompt: list[int], text: list[int], watch: Watch) -> dict[str, Engine]:
@@ -99,7 +109,6 @@ def settings(base: Engine, prompt: list[int], text: list[int], watch: Watch) -> 
         "a wrong table": engine(wrong()),
         "a wrong draft model": engine(shifted(1 << 40)),
         "both": engine(wrong(), shifted(1 << 40)),
-        "bypassed from the 8th test on": engine(shifted(1 << 40), bypass=BypassConfig(threshold=1.0)),
         f"a table, right from token {TURN} on": engine(
             LevelConfig(drafter=Turning(full, len(prompt) + TURN, target.vocab_size), name="scripted")
         ),
@@ -113,29 +122,36 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    base, watch = Engine(load_config(str(Path(__file__).parent / "pair.py"))), Watch()
+    watch, pair = Watch(), load_config(str(Path(__file__).parent / "pair.py"))
+    base = Engine(dataclasses.replace(pair, plugins=[watch]))
     params = SamplingParams(max_new_tokens=args.tokens, ignore_eos=True)
     plain = dataclasses.replace(params, speculate=False)
     prompt = base.model.encode(PROMPT)
     text = base.generate(prompt, plain).tokens
-    rows, before = [], base.generate(prompt, plain).stats.wall_s
+    rows, before, start = [], base.generate(prompt, plain).stats.wall_s, len(prompt) + EARLY
+    late_before = per_token(watch, start)
     for name, engine in settings(base, prompt, text, watch).items():
-        ratios, gaps = [], []
+        ratios, gaps, lates = [], [], []
         for _ in range(args.repeats):
             result = engine.generate(prompt, params)
-            after = base.generate(prompt, plain).stats.wall_s
             assert result.tokens == text, f"{name}: another text than plain decoding's"
+            late = per_token(watch, start)
+            again = next((at for at in watch.proposed if at >= len(prompt) + TURN), None)
+            gaps.append(None if again is None else again - len(prompt) - TURN)
+            after = base.generate(prompt, plain).stats.wall_s
+            late_after = per_token(watch, start)
+            lates.append(2 * late / (late_before + late_after))
             ratios.append(2 * result.stats.wall_s / (before + after))
-            before = after
-            back = next((at for at in watch.proposed if at >= len(prompt) + TURN), None)
-            gaps.append(None if back is None else back - len(prompt) - TURN)
+            before, late_before = after, late_after
         levels = result.stats.levels[:-1]
         row = {"setting": name, "ratio": statistics.median(ratios), "ratios": ratios, "back_after": gaps}
+        row["bypassed"] = statistics.median(lates)
         rows.append({**row, "decisions": {level.name: level.decisions for level in levels}})
-        late = f", back after {gaps} tokens" if "right" in name or "itself" in name else ""
-        print(
-            f"{name:44} {row['ratio']:.3f} of plain decoding's time {[round(r, 3) for r in ratios]}{late}", flush=True
+        each = [round(ratio, 3) for ratio in ratios]
+        back = (
+            f"back after {gaps} tokens" if f"token {TURN}" in name else f"from token {EARLY} on {row['bypassed']:.3f}"
         )
+        print(f"{name:44} {row['ratio']:.3f} of plain decoding's time {each}, {back}", flush=True)
         for level in levels:
             print(f"    {level.name}: {level.decisions[-3:]}")
         if args.json:

@@ -225,6 +225,32 @@ def control(record: Record) -> str:
     )
 
 
+def hostile(record: Record) -> str:
+    """What drafters that are wrong cost; see hostile.py."""
+    rows = []
+    for row in record["rows"]:
+        back = ", ".join("never" if at is None else str(at) for at in row["back_after"])
+        turns = "from token" in row["setting"]
+        late = "-" if turns else number(row["bypassed"], ".3f", "x")
+        rows.append([row["setting"], number(row["ratio"], ".3f", "x"), late, back if turns else "-"])
+    head = ["drafter", "time over plain decoding's", "from token 50 on, bypassed", "tokens until it is back"]
+    return table(head, rows)
+
+
+def predictions(record: Record) -> str:
+    """Predicted and measured seconds of some configurations; see predict.py."""
+    lines, rows = record["lines"], []
+    plain = next(line for line in lines if line["configuration"] == "plain")
+    for line in lines:
+        real, told = line["measured_s"], line["predicted_s"]
+        speeds = [number(plain[key] / line[key], ".2f", "x") for key in ("measured_s", "predicted_s")]
+        forwards = f"{line['measured_forwards']}, {line['predicted_forwards']}"
+        rows.append([line["configuration"], *(number(s, ".1f") for s in (real, told)), number(told / real, ".3f")])
+        rows[-1] += [*speeds, forwards]
+    head = ["configuration", "measured s", "predicted s", "ratio", "speedup: measured", "predicted", "target forwards"]
+    return table(head, rows)
+
+
 def environment(record: Record) -> str:
     """What it was measured on, in one line."""
     e = record["environment"]
@@ -235,7 +261,8 @@ def environment(record: Record) -> str:
 
 
 KINDS: dict[str, Callable[[Record], str]] = {
-    made.__name__: made for made in (overall, categories, levels, regret, rules, kinds, control, environment)
+    made.__name__: made
+    for made in (overall, categories, levels, regret, rules, kinds, control, hostile, predictions, environment)
 }
 
 

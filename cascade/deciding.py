@@ -5,6 +5,7 @@ Everything is weighed in the verifier's plain forwards: what a proposal takes, w
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,21 +22,40 @@ if TYPE_CHECKING:
 
 PROBE_LEAST, PROBE_MOST = 2, 8  # tokens that a probe proposes in the shadow...
 PROBE_BUDGET = 0.5  # ...for about so much of the time of a plainly decoded one
+STAKE = 0.5  # of what a level may still cost a request, at most so much in one proposal
 PRIOR_TESTS = 8  # from so many tests on a request's own alpha stands alone
 
 
-def decide(governor: Governor, ask: Ask, verifier: Level, estimates: Estimates) -> int:
-    """K for this row now; 0 where the level is bypassed."""
-    row = governor.rows[ask.context.row_id]
-    if row.repeats is None:
-        row.repeats = repetitiveness(ask.context.tokens[: ask.prompt_length])
-    row.estimates = for_row(governor, ask, estimates)
-    k = 0 if row.barred else _gated(governor, row, ask, row.estimates)
+def decide(governor: Governor, ask: Ask, estimates: Estimates, rows: int) -> int:
+    """K for this row now; 0 where the level is bypassed.
+
+    Args:
+        governor: of the level.
+        ask: of the row.
+        estimates: as `estimates_for` has them.
+        rows: how many rows draft at this level.
+    """
+    row, k = governor.rows[ask.context.row_id], 0
+    if not row.barred:
+        _read_prompt(governor, ask)
+        row.estimates = for_row(governor, ask, estimates, rows)
+        k = _gated(governor, row, ask, row.estimates)
     row.asks += 1
     row.bypassed = k == 0
     row.k = k or None
     row.bypassed_rounds += row.bypassed
     return k
+
+
+def _read_prompt(governor: Governor, ask: Ask) -> None:
+    """Looks at the prompt, once in a request for all levels."""
+    row_id, repeats = ask.context.row_id, governor.rows[ask.context.row_id].repeats
+    if repeats is None:
+        repeats = repetitiveness(ask.context.tokens[: ask.prompt_length])
+        one: Governor | None = governor
+        while one is not None:
+            one.rows[row_id].repeats = repeats
+            one = one.below
 
 
 def estimates_for(governor: Governor, verifier: Level, batch: int, rows: int) -> Estimates:
@@ -47,18 +67,18 @@ def estimates_for(governor: Governor, verifier: Level, batch: int, rows: int) ->
     return replace(found, tests=tests, verify=lambda tokens: found.verify(1 + round((tokens - 1) * width)))
 
 
-def for_row(governor: Governor, ask: Ask, estimates: Estimates) -> Estimates:
+def for_row(governor: Governor, ask: Ask, estimates: Estimates, rows: int = 1) -> Estimates:
     """The same for one row: how cheap its tokens are depends on how well the levels below know its text.
 
     A level's tokens cost it one forward each, divided by the best speed that the levels below can give it. What is
     measured is the usual cost over all rows, so it is scaled by the ratio of the two speeds. K of all levels is thereby
     chosen together: the lower ones make a token as cheap as they can, and the upper ones take as many as pay.
     """
-    without, below, level = _without(governor, ask), governor.below, governor.drafter
+    without, below, level = _without(governor, ask, estimates), governor.below, governor.drafter
     cost = estimates.draft_cost
     row = None if below is None else below.rows.get(ask.context.row_id)
     if below is not None and row is not None and not row.barred and row.gate.tests and isinstance(level, Level):
-        inner = estimates_for(below, level, 1, 1)
+        inner = estimates_for(below, level, rows, rows)
         usual, own = (
             best_k(alpha, inner.draft_cost, inner.verify, 0, below.config.k_max)[1]
             for alpha in (below.alpha, alpha_of(below, row))
@@ -88,25 +108,29 @@ def _gated(governor: Governor, row: GovernedRow, ask: Ask, estimates: Estimates)
         tests = _probe_tokens(estimates.draft_cost * estimates.without)
         row.gate.probe_cost = _probe_cost(governor, ask, level, tests, estimates)
     chooses = row.controller.chooses and row.gate.config.gain
-    decision = row.gate.follow(emitted, k, gain) if chooses else row.gate.decide(emitted, gain)
+    # One probe at a time, and on what is certain: it is scored by what comes after.
+    free = row.shadow is None and len(ask.context) == ask.context.committed
+    decision = row.gate.follow(emitted, k, gain, free) if chooses else row.gate.decide(emitted, gain, free)
     if decision.reason:
         row.decide("propose" if decision.open else "bypass", decision.reason)
         if decision.open and not chooses:  # what K was before the bypass says nothing now
             row.controller.restart()
             k = _next_k(governor, row, estimates)
-    if decision.probe and row.shadow is None and len(ask.context) == ask.context.committed:
+    if decision.probe:
         governor.probe(row, ask, tests)
-    return k if decision.open else 0
+    return max(row.controller.k_min, min(k, int(min(row.most, k)))) if decision.open else 0
 
 
 def _weigh(governor: Governor, row: GovernedRow, k: int, speed: float, estimates: Estimates) -> None:
-    """What a draft's next token, or a tree's next node, must be worth."""
+    """What a draft's next token, or a tree's next node, must be worth, and how many tokens may be at stake."""
+    width, wider = governor.width, (estimates.verify(k + 1) - 1) / max(k, 1)  # what one more makes the verifier take
+    token = estimates.price(1) + wider
+    if row.controller.adapts:
+        row.most = max(1.0, STAKE * row.gate.left(row.emitted) / token) if token > 0.0 else math.inf
     if row.controller.adapts and row.controller.k_min == 1:  # else more are wanted at any rate
-        width = governor.width
         row.price = lambda nodes: speed * estimates.verify(1 + round(nodes / width))
-        if isinstance(governor.drafter, Level) and row.controller.doubt is None:
-            wider = (estimates.verify(k + 1) - 1) / max(k, 1)  # what a token more makes the verifier's forward take
-            row.floor = least_confidence(estimates.price(1) + wider, speed)
+        if isinstance(governor.drafter, Level):
+            row.floor = least_confidence(token, speed)
 
 
 def _next_k(governor: Governor, row: GovernedRow, estimates: Estimates) -> int:
@@ -119,9 +143,9 @@ def _next_k(governor: Governor, row: GovernedRow, estimates: Estimates) -> int:
 
 
 def _speedup(governor: Governor, row: GovernedRow, k: int, estimates: Estimates) -> float:
-    """Predicted speed of the verifier with this level, against plain: at the best K, if K can adapt."""
+    """Predicted speed of the verifier with this level, against plain: at the best K, if K goes there."""
     alpha, cost, verify = alpha_of(governor, row), estimates.draft_cost, estimates.verify
-    if row.controller.adapts:
+    if row.controller.adapts and row.controller.optimises:
         return best_k(alpha, cost, verify, row.controller.k_min, row.controller.k_max)[1]
     return speedup(alpha, max(k, 1), cost, verify)
 
@@ -160,9 +184,16 @@ def _probe_cost(governor: Governor, ask: Ask, level: Level | None, k: int, estim
     return (governor.costs.seconds(level.name, level.uncached(ask.context)) or 0.0) / now
 
 
-def _without(governor: Governor, ask: Ask) -> float:
-    """Speed without this level, against plain: what the drafter below reaches on its own."""
-    if governor.below is None:
+def _without(governor: Governor, ask: Ask, estimates: Estimates) -> float:
+    """Speed without this level, against plain: what the drafter below would reach on its own.
+
+    It may be asked by this level's model now; what that takes of its tokens the verifier would about as well.
+    """
+    lower = governor.below
+    below = None if lower is None else lower.rows.get(ask.context.row_id)
+    if lower is None or below is None or below.barred or below.gate.closed or not below.usual.drafted:
         return 1.0
-    below = governor.below.rows.get(ask.context.row_id)
-    return 1.0 if below is None or below.barred else max(below.tau, 1.0)
+    seconds, now = governor.costs.draft_seconds(lower.name), estimates.token_seconds
+    drafted = below.usual.drafted
+    cost = drafted * seconds / now if seconds and now else 0.0
+    return max((1.0 + below.usual.accepted) / (cost + estimates.verify(1 + round(drafted / governor.width))), 1.0)

@@ -40,7 +40,7 @@ class Doubt:
 
     def stops(self, entropy: float) -> bool:
         """Whether a token of a distribution with this entropy is not worth drawing."""
-        return 1.0 - math.sqrt(self.gamma * max(entropy, 0.0)) < self.least
+        return max(0.0, 1.0 - math.sqrt(self.gamma * max(entropy, 0.0))) < self.least
 
 
 class Context:

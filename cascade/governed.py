@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -32,6 +33,26 @@ class Proposal:
 
 
 NOTHING = Proposal(Draft(()))
+USUAL_PRIOR, USUAL_ROUNDS = 4.0, 24.0  # rounds that a usual one begins with, and that it remembers
+
+
+@dataclass(slots=True)
+class Usual:
+    """Means over a request's rounds, forgetting; a few rounds without any draft stand before the first.
+
+    Attributes:
+        drafted, accepted: tokens per round of whoever verifies.
+    """
+
+    drafted: float = 0.0
+    accepted: float = 0.0
+    _rounds: float = USUAL_PRIOR
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A round went by."""
+        self._rounds = min(self._rounds + 1.0, USUAL_ROUNDS)
+        self.drafted += (drafted - self.drafted) / self._rounds
+        self.accepted += (accepted - self.accepted) / self._rounds
 
 
 @dataclass(slots=True)
@@ -53,6 +74,7 @@ class GovernedRow:
     price: Callable[[int], float] = free  # what verifying so many nodes costs, in emitted tokens
     estimates: Estimates | None = None  # what its latest decision rested on
     repeats: float | None = None  # how much its prompt repeats itself, once somebody has looked
+    most: float = math.inf  # tokens that a proposal may have at most, by what the level may still cost the request
     k_sum: int = 0
     drafted: int = 0
     tested: int = 0
@@ -61,7 +83,7 @@ class GovernedRow:
     dropped: int = 0
     bypassed_rounds: int = 0
     seconds: float = 0.0
-    tau: float = 1.0  # rolling tokens per round of whoever verifies, bonus included
+    usual: Usual = field(default_factory=Usual)  # what its usual round takes and brings
     decisions: list[tuple[int, str, str]] = field(default_factory=list)
     members: dict[int, tuple[int, int]] = field(default_factory=dict)  # of merged drafters: nodes proposed, accepted
 

@@ -39,7 +39,6 @@ WAITED = 8  # rounds without a level that say that it has been left out
 STRETCH = 4  # a drafter that stops when in doubt is asked for so many times K
 SLOW = 512  # tested tokens that the engine-wide alpha remembers
 RECENT_WIDTH = 0.1  # weight of one proposal in the usual width of trees
-FAST = 0.2  # weight of one round in a request's own rolling figures
 
 
 class Governor:
@@ -83,12 +82,8 @@ class Governor:
         self.calibrations = {False: Calibration(), True: Calibration()}  # of greedy rows, and of sampled ones
         self.width = 1.0  # nodes per token of depth in recent proposals: 1 for chains
         self.tests = FIRST_TESTS  # how many tests alpha stands for
-        self.kinds = ByRepeats(lookup=self.lookup)
-
-    @property
-    def lookup(self) -> bool:
-        """Whether no model proposes here."""
-        return not any(isinstance(one, Level) for one in getattr(self.drafter, "members", [self.drafter]))
+        lookup = not any(isinstance(one, Level) for one in getattr(drafter, "members", [drafter]))
+        self.kinds = ByRepeats(lookup)
 
     def usual_alpha(self, row: GovernedRow) -> float:
         """The engine-wide alpha for a request with such a prompt."""
@@ -150,27 +145,35 @@ class Governor:
 
     # -- proposing -----------------------------------------------------------------------------------
 
-    def draft(self, asks: Sequence[Ask], verifier: Level) -> list[Proposal]:
-        """One proposal per ask: from this level where it is open for the row, else from the one below."""
+    def draft(self, asks: Sequence[Ask], verifier: Level, batch: int = 0) -> list[Proposal]:
+        """One proposal per ask: from this level where it is open for the row, else from the one below.
+
+        Args:
+            asks: of the rows that this level may draft for.
+            verifier: who asks.
+            batch: how many rows its forward serves; 0: those of `asks`.
+        """
+        batch = batch or len(asks)
         proposals = [NOTHING] * len(asks)
         own: list[tuple[int, Ask]] = []
         passed: list[tuple[int, Ask]] = []
         drafting = sum(self._drafts(self.rows[ask.context.row_id]) for ask in asks)
         among, joining = (  # those that draft, and one more
-            estimates_for(self, verifier, len(asks), min(max(rows, 1), len(asks))) for rows in (drafting, drafting + 1)
+            (estimates_for(self, verifier, batch, rows), rows)
+            for rows in (min(max(rows, 1), len(asks)) for rows in (drafting, drafting + 1))
         )
         for i, ask in enumerate(asks):
             # A prompt's own forward is bound by arithmetic: drafts would delay the first token, and soon
             # there are plenty of rounds.
             if ask.cap <= 0 or ask.context.committed == ask.prompt_length:
                 continue
-            k = decide(self, ask, verifier, among if self._drafts(self.rows[ask.context.row_id]) else joining)
+            k = decide(self, ask, *(among if self._drafts(self.rows[ask.context.row_id]) else joining))
             if k:
                 # A level may hand up more than K: what its own model verified on the way is good to have.
                 cap = min(ask.cap, max(k, self.config.k_max))
                 row = self.rows[ask.context.row_id]
                 stops = row.floor or (isinstance(self.drafter, Level) and row.controller.doubt)
-                want = min(k * STRETCH if stops else k, cap)
+                want = min(max(k, int(min(k * STRETCH, row.most))) if stops else k, cap)
                 weighed = {"floor": row.floor, "price": row.price, "doubt": row.controller.doubt}
                 weighed |= {"chance": row.calibration.chance, "share": row.calibration.share}
                 own.append((i, ask.below(ask.context, want, cap, nodes=self.config.budget, **weighed)))
@@ -182,7 +185,8 @@ class Governor:
             for (i, _), proposal in zip(own, made, strict=True):
                 proposals[i] = proposal
         if passed and self.below is not None:
-            for (i, _), proposal in zip(passed, self.below.draft([ask for _, ask in passed], verifier), strict=True):
+            below = self.below.draft([ask for _, ask in passed], verifier, batch)
+            for (i, _), proposal in zip(passed, below, strict=True):
                 proposals[i] = proposal
         return proposals
 
@@ -197,8 +201,11 @@ class Governor:
             if len(drafts) != len(asks):
                 raise ValueError(f"{len(drafts)} drafts for {len(asks)} asks")
         except Exception as error:
+            self._charge(asks, (self.clock() - began) / len(asks))
             return [self._drop(ask, error) for ask in asks]
         seconds = self.clock() - began
+        if not isinstance(self.drafter, Level):
+            self._charge([ask for ask, draft in zip(asks, drafts, strict=True) if not len(draft)], seconds / len(asks))
         proposals = []
         for ask, draft in zip(asks, drafts, strict=True):
             row = self.rows[ask.context.row_id]
@@ -214,17 +221,25 @@ class Governor:
                 proposals.append(self._drop(ask, error))
                 continue
             row.seconds += seconds / len(asks)
-            proposals.append(Proposal(checked, self, row.k or ask.want, self._extra(row, checked)))
+            proposals.append(Proposal(checked, self, row.k or ask.want, self._extra(row, ask, checked)))
         drafted = sum(p.draft.depth for p in proposals)
         if drafted:
             self.costs.observe_draft(self.name, 1, seconds * len(asks) / drafted, len(asks))
         return proposals
 
-    def _extra(self, row: GovernedRow, draft: Draft) -> float:
+    def _charge(self, asks: Sequence[Ask], seconds: float) -> None:
+        """Books time in which nothing was proposed: a drafter that looks for long and finds nothing is no gift."""
+        for ask in asks:
+            row = self.rows[ask.context.row_id]
+            row.seconds += seconds
+            if row.estimates is not None and row.estimates.token_seconds:
+                row.gate.charge(-seconds / row.estimates.token_seconds)
+
+    def _extra(self, row: GovernedRow, ask: Ask, draft: Draft) -> float:
         """What a proposal takes beyond a plain forward of its verifier, in such forwards."""
-        known, model = row.estimates, isinstance(self.drafter, Level)
-        # A model that stopped in doubt has looked at one position more than it drafted.
-        looked = draft.depth + (model and row.controller.doubt is not None)
+        known, looked = row.estimates, draft.depth
+        if isinstance(self.drafter, Level) and row.controller.doubt is not None and looked < min(ask.want, ask.cap):
+            looked += 1  # the position at which it stopped
         if known is None or not looked:
             return 0.0
         return known.price(looked) + known.verify(1 + round(len(draft) / self.width)) - 1.0
@@ -264,8 +279,8 @@ class Governor:
         """A draft of this level was judged, by whichever level asked for it."""
         row = self.rows[row_id]
         row.count(proposal, verdict)
-        row.tau += FAST * (verdict.accepted + 1 - row.tau)
-        row.gate.balance += verdict.accepted - proposal.extra
+        row.usual.observe(len(proposal.draft), verdict.accepted)
+        row.gate.charge(verdict.accepted - proposal.extra)
         row.controller.observe(Outcome(proposal.k, proposal.draft.depth, verdict.tested, verdict.accepted))
         self._learn(row, verdict.tested, verdict.accepted)
 

@@ -16,6 +16,7 @@ from cascade.trace import LevelRound, Round
 
 LOW = 1.5  # tokens per forward of the target under which speculation hardly pays
 LONG = 32  # rounds that say so
+AGAIN = 100  # such requests until the log hears of it again
 
 log = logging.getLogger("cascade")
 
@@ -40,7 +41,7 @@ class Ledger:
 
     def __init__(self, chain: Chain) -> None:
         self._places = chain.places
-        self._warned = False  # since a request last did better
+        self._low = 0  # requests that stayed under
 
     def snapshot(self, row_id: int) -> tuple[Counts, ...]:
         """The counters now, bottom to top, to be compared with later ones."""
@@ -94,20 +95,17 @@ class Ledger:
         )
 
     def _warning(self, request: Request, rounds: int, each: float) -> str | None:
-        """What to say of a request that speculation did not help; the log hears of it once, until one does better."""
+        """What to say of a request that speculation did not help; the log hears of the first, and of few later ones."""
         may = [name for name, governor, _ in self._places if governor is not None and self._may(request, governor)]
-        if rounds < LONG or not may:
-            return None
-        if each >= LOW:
-            self._warned = False
+        if rounds < LONG or not may or each >= LOW:
             return None
         warning = (
             f"{each:.2f} tokens per forward of the target over {rounds} forwards: with {', '.join(may)} speculation "
             "hardly pays here; stats.decisions says why, and `cascade plan` which levels would"
         )
-        if not self._warned:
+        if self._low % AGAIN == 0:
             log.warning("request %s: %s", request.id, warning)
-        self._warned = True
+        self._low += 1
         return warning
 
     @staticmethod

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cascade.costs import Costs
 
 WIDTHS = (1, 4, 8, 16, 64)  # tokens of a forward
-SHARE = 0.01  # of the time may go into measuring again
+SHARE = 0.005  # of the time may go into measuring again
 
 
 class Timing:

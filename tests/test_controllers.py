@@ -190,7 +190,6 @@ def test_a_model_stops_before_it_draws_from_a_wide_distribution() -> None:
             for prefix in [[*text, *draft.tokens[:i]]]
         ]
         assert not any(wide[:-1]), "nothing was drawn where it should not have been"
-        assert wide[-1] or len(draft) == min(ask.want, ask.cap), "and nothing else ended a draft"
         stopped += wide[-1]
     assert stopped > 20
 

@@ -15,6 +15,7 @@ import pytest
 from cascade.config import BypassConfig
 from cascade.control import Decision, Gate
 from cascade.control.theory import best_k
+from cascade.deciding import STAKE
 
 DEFAULT = BypassConfig()
 
@@ -39,7 +40,7 @@ class Story:
 def decode(
     text: Sequence[float], c: float, config: BypassConfig = DEFAULT, *, probe_cost: float = 0.1, seed: int = 0
 ) -> Story:
-    """Decodes a text with K = 4 while open; a probe tests every token committed since the last test."""
+    """Decodes a text with K = 4, or what may be at stake, while open; a probe tests every token since the last test."""
     rng, gate, story = random.Random(seed), Gate(config, costly=True), Story()
     gate.probe_cost = probe_cost
     done = tested_to = 0
@@ -49,13 +50,13 @@ def decode(
         if decision.reason:
             story.changes.append((done, decision.open, decision.reason))
         if decision.open:
-            held = 0
-            while held < 4 and rng.random() < text[done]:
+            k, held = int(max(1, min(4, STAKE * gate.left(done) / c))), 0
+            while held < k and rng.random() < text[done]:
                 held += 1
-            gate.observe_tests(min(4, held + 1), held)
-            gate.balance += held - (4 * c + verify(5) - 1)
-            story.drafted.append((done, 4))
-            story.time += 4 * c + verify(5)
+            gate.observe_tests(min(k, held + 1), held)
+            gate.charge(held - (k * c + verify(k + 1) - 1))
+            story.drafted.append((done, k))
+            story.time += k * c + verify(k + 1)
             done += held + 1
             tested_to = done
             continue
@@ -158,13 +159,13 @@ def test_often_right_but_too_slow_is_closed_on_cost_alone() -> None:
 
 
 def test_what_a_level_may_cost_is_bounded_whatever_its_alpha() -> None:
-    """Four tokens and 1 % of the text; once that is spent, one token more each time it is opened again."""
+    """Three tokens and 1 % of the text; once that is spent, one token more each time it is opened again."""
     gate = Gate(DEFAULT, costly=True)
     gate.observe_tests(2, 2)
-    gate.balance = -4.9
+    gate.balance = -3.9
     assert gate.decide(100, 2.0).open
-    gate.balance = -5.1
-    assert gate.decide(100, 2.0).reason == "it has cost the time of 5.1 tokens more than it saved: bypassed"
+    gate.balance = -4.1
+    assert gate.decide(100, 2.0).reason == "it has cost the time of 4.1 tokens more than it saved: bypassed"
     gate.observe_tests(16, 16)
     assert gate.decide(110, 2.0).open
     gate.balance -= 0.9
@@ -229,8 +230,8 @@ def test_probes_grow_apart() -> None:
 
 def test_probes_never_cost_more_than_their_share() -> None:
     due = probes(closed_gate(probe_cost=0.9), 300)
-    assert all(60 <= b - a <= 61 for a, b in zip([0, *due], due, strict=False))
-    assert 0.9 * len(due) <= 0.015 * 300
+    assert all(72 <= b - a <= 73 for a, b in zip([0, *due], due, strict=False))
+    assert 0.9 * len(due) <= 0.0125 * 300
 
 
 def test_a_free_drafter_is_tested_every_round() -> None:

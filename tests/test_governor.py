@@ -113,6 +113,26 @@ def test_auto_lets_cost_alone_decide() -> None:
         BypassConfig(threshold="auto", gain=False)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_drafter_that_looks_for_long_and_finds_nothing_is_no_gift(fails: bool) -> None:
+    """It proposes nothing, so nothing is ever tested: only its time tells."""
+    bench = Bench()
+
+    class Slow(Drafter):
+        def propose(self, asks):
+            bench.clock.advance(0.3 * len(asks))
+            if fails:
+                raise RuntimeError("not there")
+            return [Draft(()) for _ in asks]
+
+    slow, target = LevelConfig(drafter=Slow(), name="slow"), LevelConfig(model=bench.target, name="target")
+    bench.engine = Engine(CascadeConfig([slow, target]), clock=bench.clock, costs=FixedCosts(cost, draft_cost))
+    plain, _ = bench.seconds(dataclasses.replace(LONG, speculate=False))
+    seconds, result = bench.seconds(LONG)
+    assert seconds <= 1.03 * plain
+    assert result.stats.levels[0].bypassed_rounds > 350
+
+
 class Broken(ToyModel):
     """A model whose logits are no numbers."""
 

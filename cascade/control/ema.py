@@ -20,6 +20,7 @@ class Ema(Controller):
     Options: `up` and `down` in (0, 1), `weight` of one round in the average in (0, 1], `patience` in rounds.
     """
 
+    optimises = False
     defaults: ClassVar[Mapping[str, Any]] = {"up": 0.6, "down": 0.4, "weight": 0.2, "patience": 2}
 
     def __init__(self, *, k: int | None, k_min: int, k_max: int, **options: Any) -> None:

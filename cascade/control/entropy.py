@@ -17,13 +17,13 @@ HIGHEST = 0.95  # a threshold that leaves nothing to draft would never learn aga
 class Entropy(Goodput):
     """Stops before a token is drawn whose chance to hold, 1 - sqrt(gamma * H), is under a threshold.
 
-    H is the entropy of the drafter's distribution in nats: AdaEDL (Agrawal et al. 2024, arXiv 2410.18351). The
-    threshold moves so that the share `target` of what is drafted is accepted: in text where draft and target differ
-    drafts are short, in boilerplate long. Whether a token is drawn depends on the distribution before it, not on the
-    token, so that what is drawn keeps its q.
+    H is the entropy of the drafter's logits in nats, before temperature and filters: AdaEDL (Agrawal et al. 2024, arXiv
+    2410.18351). The threshold moves so that the share `target` of what is drafted is accepted: in text where draft and
+    target differ drafts are short, in boilerplate long. Whether a token is kept depends on the distribution before it,
+    not on the token, so that what is kept keeps its q.
 
-    K is that of `goodput`, and a model may go on for several times as many tokens while it is sure; drafters without a
-    distribution keep to K.
+    K is that of `goodput`, and a model may go on for several times as many tokens while it is sure and they can pay;
+    drafters without a distribution keep to K.
 
     Options: `gamma` > 0, the `threshold` of the beginning in [0, 1), `target` in (0, 1), and those of `goodput`.
     """

@@ -17,12 +17,14 @@ HALF_LIFE = 32.0  # tested tokens until a test counts half, while open
 HALF_LIFE_CLOSED = 8.0  # and while closed: tests come in rare batches, and one batch must be able to convince
 NO_GAIN = 0.03  # how far under 1 a predicted speedup closes by itself, whatever alpha is...
 DOUBT = 0.8  # ...or, while tests are few, this divided by their number
-START = 4.0  # what a level may cost a request before it has shown anything, in plainly decoded tokens
+START = 3.0  # what a level may cost a request before it has shown anything, in plainly decoded tokens
 SHARE = 0.01  # of the request's tokens: what it may cost beyond that
+CREDIT = 8.0  # what it may have saved of that, in tokens
+MOST_WANTED = 64  # fresh tests that are asked for at most
 RETRY = 1.0  # what it may cost once it was opened again, in tokens
 GAIN = 0.05  # how far over 1 a predicted speedup opens a closed gate
 ALPHA_MARGIN = 0.05  # the same for alpha, above the threshold
-PROBE_SHARE = 0.015  # of the time between two probes, what a probe may cost
+PROBE_SHARE = 0.0125  # of the time between two probes, what a probe may cost
 LOOK = 0.5  # of a prefill's price, the time spent looking how well the request does without
 USUAL_LENGTH = 64.0  # tokens of an answer, until five have been seen
 SOON = 64  # tokens: a gate that closes again this soon was opened in error
@@ -56,7 +58,7 @@ class Gate:
       often and still too slow, and a level must never cost more than it brings.
 
     Closed, it asks for a probe every `probe_every` tokens, twice as long after each that fails, up to
-    `probe_max`, and never so often that probes take more than 1.5 % of the time. It opens again
+    `probe_max`, and never so often that probes take more than 1 % of the time. It opens again
     once `min_tests` fresh tests (half of them, if all held) show a gain over 1.05, or, where gain is
     unknown or has no say, an alpha of 0.05 over the threshold. A high alpha with a known lack of gain
     does not open it. After that it stays open for at least `min_tests` tests, and probes start at twice
@@ -123,19 +125,20 @@ class Gate:
         self._fresh_accepted += accepted
         self.tests += tested
 
-    def decide(self, tokens_done: int, gain: float | None) -> Decision:
+    def decide(self, tokens_done: int, gain: float | None, may_probe: bool = True) -> Decision:
         """Says whether the level proposes in this round. Called once per round.
 
         Args:
             tokens_done: tokens the request has emitted.
             gain: predicted speedup of having this level over not having it, at the best K for the
                 rolling alpha; None if unknown.
+            may_probe: whether a probe could be made now.
         """
         if self.closed:
-            reason = self._why_open(gain)
+            reason = self._why_open(tokens_done, gain)
             if reason is None:
-                return PROBE if self._probe_due(tokens_done) else CLOSED
-            self._change(closed=False)
+                return PROBE if may_probe and self._probe_due(tokens_done) else CLOSED
+            self._change(tokens_done, closed=False)
             self._opened_at = tokens_done
             self._least = self.balance - RETRY
             return Decision(True, reason=reason)
@@ -146,23 +149,23 @@ class Gate:
         self._first_distance = self._grown(self._first_distance) if again else self.config.probe_every
         self._distance = self._first_distance
         self._probed_at = tokens_done
-        self._change(closed=True)
+        self._change(tokens_done, closed=True)
         return Decision(False, reason=reason)
 
-    def follow(self, tokens_done: int, k: int, gain: float) -> Decision:
+    def follow(self, tokens_done: int, k: int, gain: float, may_probe: bool = True) -> Decision:
         """As `decide`, for a policy that chooses itself whether to propose: 0 tokens are none."""
         overdrawn = self._overdrawn(tokens_done)
-        open = k > 0 and not (overdrawn and (not self.closed or self._fresh < self._wanted))
-        if overdrawn and not open and not self.closed:
-            self._wanted *= 2
+        open = k > 0 and not (overdrawn and (not self.closed or self._fresh < self._evidence(tokens_done)))
         if open != self.closed:
-            return OPEN if open else PROBE if self._probe_due(tokens_done) else CLOSED
-        self._change(closed=not open)
+            return OPEN if open else PROBE if may_probe and self._probe_due(tokens_done) else CLOSED
+        self._change(tokens_done, closed=not open)
         self._distance, self._probed_at, self._least = self.config.probe_every, tokens_done, self.balance - RETRY
         what = f"{k} tokens pay best" if open else overdrawn or "no draft pays"
         return Decision(open, reason=f"{what}, at alpha {self.alpha:.2f} and predicted gain {gain:.2f}")
 
-    def _change(self, closed: bool) -> None:
+    def _change(self, tokens_done: int, closed: bool) -> None:
+        if closed and self.left(tokens_done) < 0.0:
+            self._wanted = min(2 * self._wanted, MOST_WANTED)
         self.closed = closed
         self._fresh = self._fresh_accepted = 0
 
@@ -181,16 +184,31 @@ class Gate:
             return f"predicted gain {gain:.2f} at alpha {alpha:.2f}: bypassed"
         return None
 
+    def charge(self, tokens: float) -> None:
+        """Books what the level saved the request, or cost it, in plainly decoded tokens; old merits do not pile up."""
+        self.balance = min(self.balance + tokens, CREDIT)
+
+    def left(self, tokens_done: int) -> float:
+        """What the level may still cost, in plainly decoded tokens; nobody counts where a threshold alone decides."""
+        if not self.config.gain:
+            return math.inf
+        return self.balance - min(-START - SHARE * tokens_done, self._least)
+
     def _overdrawn(self, tokens_done: int) -> str | None:
-        """What the level has cost, if that is more than it may; nobody counts where a threshold alone decides."""
-        if not self.config.gain or self.balance >= min(-START - SHARE * tokens_done, self._least):
+        """What the level has cost, if that is more than it may."""
+        if self.left(tokens_done) >= 0.0:
             return None
         return f"it has cost the time of {-self.balance:.1f} tokens more than it saved"
 
-    def _why_open(self, gain: float | None) -> str | None:
+    def _evidence(self, tokens_done: int) -> int:
+        """Fresh tests that it takes to open: more, each time, for what has cost more than it may."""
+        return self._wanted if self.left(tokens_done) < 0.0 else self.config.min_tests
+
+    def _why_open(self, tokens_done: int, gain: float | None) -> str | None:
         tests, alpha, threshold = self._fresh, self.alpha, self.config.threshold or 0.0
-        strong = self._fresh_accepted == tests and tests >= (self.config.min_tests + 1) // 2
-        if tests < self.config.min_tests and not strong:
+        needed = self._evidence(tokens_done)
+        strong = self._fresh_accepted == tests and tests >= (needed + 1) // 2
+        if tests < needed and not strong:
             return None
         if self.config.gain and gain is not None:
             enough = 1.0 + max(GAIN, DOUBT / tests)
@@ -204,7 +222,7 @@ class Gate:
         if tokens_done - self._probed_at < max(distance, self.probe_cost / PROBE_SHARE):
             return False
         self._probed_at = tokens_done
-        self.balance -= self.probe_cost
+        self.charge(-self.probe_cost)
         # A probe that looked good but was too short to convince is repeated soon.
         promising = self._fresh > 0 and self._fresh < self.config.min_tests and 2 * self._fresh_accepted > self._fresh
         if not promising:

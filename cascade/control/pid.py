@@ -66,6 +66,7 @@ class Pid(Controller):
         super().__init__(k=k, k_min=k_min, k_max=k_max, **options)
         self.kp, self.ki, self.kd = (number(self, name, 0.0) for name in ("kp", "ki", "kd"))
         self.setpoint = None if self.options["setpoint"] is None else number(self, "setpoint", 0.0, 1.0, open_low=True)
+        self.optimises = self.setpoint is None
         self._keep = 0.5 ** (1.0 / number(self, "half_life", 0.0, open_low=True))
         memory, trust = (number(self, name, 0.0, open_low=True) for name in ("memory", "trust"))
         self._alpha = RollingAlpha(memory, trust)

@@ -7,6 +7,7 @@ for a machine that is not at hand needs no model at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,7 @@ def _grounds(
 ) -> tuple[Simulator, Bound, dict[str, list[LevelConfig]]]:
     """What simulates settings, what is known of drafters at best, and the places of the cascade."""
     recordings = [one for one in measured.recordings if one.tokens]
+    check_batch(len(recordings), batch)
     costs, places = assumed_costs(what_if, measured.costs), places_of(config, plugins)
     _check_costs(places, costs, what_if)
     names = [str(part.name) for parts in places.values() for part in parts]
@@ -190,8 +192,15 @@ def check_tokens(tokens: int) -> None:
     if tokens < LEAST_TOKENS:
         raise ConfigError(
             f"a plan from {tokens} answer tokens would be a guess: it needs at least {LEAST_TOKENS}, and some hundreds "
-            "to be sure: ask more questions, or let the answers be longer"
+            f"to be sure: ask at least {math.ceil(LEAST_TOKENS / max(tokens, 1))} times as many questions, or let the "
+            "answers be longer"
         )
+
+
+def check_batch(questions: int, batch: int) -> None:
+    """Raises ConfigError where the questions do not fill a batch."""
+    if questions < batch:
+        raise ConfigError(f"a plan for {batch} requests at a time needs at least {batch} questions, not {questions}")
 
 
 def places_of(config: CascadeConfig, plugins: Plugins) -> dict[str, list[LevelConfig]]:

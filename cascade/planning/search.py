@@ -83,7 +83,7 @@ class Simulator:
         self.lower = {str(level.name): level for level in lower if level.k != 0}
         self.recordings = list(recordings)
         self._costs, self.batch, self.overhead, self._plugins = costs, batch, overhead, plugins
-        self._some = spread(recordings, _enough(recordings))
+        self._some = spread(recordings, max(_enough(recordings), batch))
         self._seen: dict[Any, Setting] = {}
         self._trials: dict[Any, float] = {}
 
