@@ -1,6 +1,6 @@
 """What drafters that are wrong cost, and how soon one is back that has become right.
 
-    python benchmarks/hostile.py [--tokens N] [--repeats N] [--json OUT]
+    python benchmarks/hostile.py [--tokens N] [--repeats N] [--only NAME]... [--json OUT]
 
 The pair of `pair.py` (DRAFT and TARGET may name folders). Every setting takes turns with plain decoding on one text of
 N tokens (400), so each figure is a ratio of times in one run. In all of them the text must be plain decoding's.
@@ -120,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only", action="append", default=[], help="a setting; may be repeated")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     watch, pair = Watch(), load_config(str(Path(__file__).parent / "pair.py"))
@@ -131,6 +132,8 @@ def main() -> None:
     rows, before, start = [], base.generate(prompt, plain).stats.wall_s, len(prompt) + EARLY
     late_before = per_token(watch, start)
     for name, engine in settings(base, prompt, text, watch).items():
+        if args.only and name not in args.only:
+            continue
         ratios, gaps, lates = [], [], []
         for _ in range(args.repeats):
             result = engine.generate(prompt, params)

@@ -131,10 +131,10 @@ class BypassConfig:
         gain: whether the measured cost has a say; follows from `threshold` unless given.
         min_tests: no verdict before this many tested tokens.
         probe_every: a bypassed level is tested again after this many tokens, at first...
-        probe_max: ...and after at most so many, unless a probe would cost more than 1 % then.
+        probe_max: ...and after at most so many, unless a probe would cost more than 2 % then.
     """
 
-    threshold: Any = None
+    threshold: float | str | None = None
     gain: bool | None = None
     min_tests: int = 8
     probe_every: int = 8

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cascade.config import BypassConfig, LevelConfig
-from cascade.control.base import Controller, Outcome
+from cascade.control.base import FIRST_TESTS, Controller, Outcome
 from cascade.control.calibration import Calibration
 from cascade.control.gate import Gate, Investment
 from cascade.control.repeats import ByRepeats
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cascade")
 PRIOR_ALPHA = 0.8  # before anything was tested: hopeful, since only a level that is tried can show what it is worth
 PRIOR_ALPHA_SELF = 0.95  # of a quantised copy of the target
-FIRST_TESTS = 16.0  # how many tests that counts for
 FORGET = 0.02  # share by which alpha returns to the prior per request that tested nothing: one day it is tried again
 WAITED = 8  # rounds without a level that say that it has been left out
 STRETCH = 4  # a drafter that stops when in doubt is asked for so many times K

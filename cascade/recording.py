@@ -70,7 +70,7 @@ class Recording:
 
 
 def synthetic(
-    rights: NDArray[np.bool_], *, level: str = "draft", prompt: int = 32, seconds_right: float = 0.35, seed: int = 0
+    rights: NDArray[np.bool_], *, level: str = "draft", prompt: int = 32, second_right: float = 0.35, seed: int = 0
 ) -> Recording:
     """A recording of one draft level that is right where told.
 
@@ -81,17 +81,17 @@ def synthetic(
         rights: [N], whether the level's first token is the answer's.
         level: its name.
         prompt: tokens of the prompt.
-        seconds_right: the share of positions with a wrong first token where the second one is right.
+        second_right: the share of positions with a wrong first token where the second one is right.
         seed: of all that is left to chance.
     """
     rights = np.asarray(rights, bool)
     count, rng = len(rights), np.random.default_rng(seed)
     tokens, other = rng.integers(0, MADE_UP, count), MADE_UP + rng.integers(0, MADE_UP, count)
-    seconds = ~rights & (rng.random(count) < seconds_right)
+    seconds = ~rights & (rng.random(count) < second_right)
     share = min(max(float(rights.mean()) if count else 0.5, 0.02), 0.98)
     sure = rng.beta(share + rights, 1.0 - share + ~rights).clip(0.02, 0.999)
     first, second = np.where(rights, tokens, other), np.where(seconds, tokens, other + MADE_UP)
-    chances = np.stack([sure, seconds_right * (1.0 - sure)], 1).astype(np.float32)
+    chances = np.stack([sure, second_right * (1.0 - sure)], 1).astype(np.float32)
     said = Said(np.stack([first, second], 1).astype(np.int64), chances)
     return Recording(tuple(rng.integers(0, MADE_UP, prompt).tolist()), tuple(tokens.tolist()), {level: said})
 

@@ -96,7 +96,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, note: Callable[[str, int, int, float]
     monkeypatch.setattr("cascade.governor.decide", decide)
 
 
-# A silent drafter's probe costs what its proposals do, and may take 1 % of the time: where it is dear, it waits.
+# A silent drafter's probe costs what its proposals do, and may take 2 % of the time: where it is dear, it waits.
 TURNS = [(drafter, c, 64) for drafter in ("tree", "chain") for c in COSTS]
 TURNS += [("silent", 0.03, 64), ("silent", 0.1, 64), ("silent", 0.2, 128)]
 

@@ -235,7 +235,7 @@ def test_files_that_cannot_be_are_refused(tmp_path):
 
 def test_a_synthetic_draft_is_right_where_told():
     rights = np.random.default_rng(0).random(4000) < 0.7
-    one = synthetic(rights, level="d", prompt=5, seconds_right=0.4, seed=3)
+    one = synthetic(rights, level="d", prompt=5, second_right=0.4, seed=3)
     said, tokens = one.said["d"], np.array(one.tokens)
     assert len(one.prompt) == 5
     assert ((said.ids[:, 0] == tokens) == rights).all()
@@ -243,7 +243,7 @@ def test_a_synthetic_draft_is_right_where_told():
     assert not seconds[rights].any()
     assert seconds[~rights].mean() == pytest.approx(0.4, abs=0.04)
     assert (said.ids[:, 0] != said.ids[:, 1]).all()
-    again = synthetic(rights, level="d", prompt=5, seconds_right=0.4, seed=3)
+    again = synthetic(rights, level="d", prompt=5, second_right=0.4, seed=3)
     assert (again.prompt, again.tokens) == (one.prompt, one.tokens)
 
 

@@ -97,7 +97,7 @@ def _levels(plan: Plan, screen: Console) -> None:
     screen.print(
         f"A token costs: to propose, in rounds of plain decoding ({plan.round_s * 1e3:.3g} ms). Alone: "
         "speedup with this level and no other; if its proposals took no time; and if all of them held. Always right "
-        f"and free: {plan.ideal:.2f}x, at K {plan.ideal_k}: more no drafter can bring."
+        f"and free: {plan.ideal:.2f}x, at K {plan.ideal_k}: with up to 16 tokens a round, no drafter can bring more."
     )
 
 

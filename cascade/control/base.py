@@ -10,6 +10,9 @@ from cascade.draft import Doubt
 from cascade.errors import ConfigError, did_you_mean
 
 
+FIRST_TESTS = 16.0  # tests that an engine-wide alpha counts for before there were any
+
+
 @dataclass(slots=True)
 class Estimates:
     """The slow, engine-wide view of one proposing level, handed to its controllers each round.
@@ -31,7 +34,7 @@ class Estimates:
     verify: Callable[[int], float]
     round_cost: float = 0.0
     token_seconds: float | None = None
-    tests: float = 16.0
+    tests: float = FIRST_TESTS
     without: float = 1.0
 
     def price(self, k: int) -> float:

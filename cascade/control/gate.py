@@ -24,7 +24,7 @@ MOST_WANTED = 64  # fresh tests that are asked for at most
 RETRY = 1.0  # what it may cost once it was opened again, in tokens
 GAIN = 0.05  # how far over 1 a predicted speedup opens a closed gate
 ALPHA_MARGIN = 0.05  # the same for alpha, above the threshold
-PROBE_SHARE = 0.0125  # of the time between two probes, what a probe may cost
+PROBE_SHARE = 0.02  # of the time between two probes, what a probe may cost: reading what it missed is half of that
 LOOK = 0.5  # of a prefill's price, the time spent looking how well the request does without
 USUAL_LENGTH = 64.0  # tokens of an answer, until five have been seen
 SOON = 64  # tokens: a gate that closes again this soon was opened in error
@@ -58,7 +58,7 @@ class Gate:
       often and still too slow, and a level must never cost more than it brings.
 
     Closed, it asks for a probe every `probe_every` tokens, twice as long after each that fails, up to
-    `probe_max`, and never so often that probes take more than 1 % of the time. It opens again
+    `probe_max`, and never so often that probes take more than 2 % of the time. It opens again
     once `min_tests` fresh tests (half of them, if all held) show a gain over 1.05, or, where gain is
     unknown or has no say, an alpha of 0.05 over the threshold. A high alpha with a known lack of gain
     does not open it. After that it stays open for at least `min_tests` tests, and probes start at twice

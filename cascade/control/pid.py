@@ -20,12 +20,12 @@ What is not textbook, and why:
 - K moves only when the wish leaves a band around it, of half a token and a share of K: the speedup is flat there, and
   a K off by a fifth costs about 2 %.
 
-Tuning. The defaults leave the work to the feed-forward and correct slowly: over a thousand random texts and costs
-(`benchmarks/control.py`) that is as good as the predicted best K alone on independent tokens, and better by up to 1 %
-on texts whose kind changes. `ki` decides how fast the correction follows; beyond 0.15 it chases noise. `kp` reacts at
-once, to noise as well; beyond 0.6 K starts to flap. `kd` helps a little when the kind of text changes. `half_life`
-(rounds) smooths r, `memory` (tested tokens) the request's own alpha: shorter follows sooner and flaps more. `trust` is
-how many tested tokens the engine-wide alpha is worth against the request's own, once it rests on many itself.
+Tuning. The defaults leave the work to the feed-forward and correct slowly (`benchmarks/control.py` compares it with
+`goodput`, which is the feed-forward alone). `ki` decides how fast the correction follows, `kp` reacts at once, and both
+follow noise as they grow. `kd` helps a little when the kind of text changes. `half_life` (rounds) smooths r, `memory`
+(tested tokens) the request's own alpha: shorter follows sooner and flaps more. `trust` is how many tested tokens the
+engine-wide alpha is worth against the request's own, once it rests on many itself. A `setpoint` of the user's has no
+feed-forward but the first K: larger gains (`kp` 0.3, `ki` 0.15) get there sooner.
 """
 
 from __future__ import annotations

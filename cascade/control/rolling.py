@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cascade.control.base import Estimates, Outcome
+from cascade.control.base import FIRST_TESTS, Estimates, Outcome
 
 LEAST_TRUST = 4.0  # tests: what an engine-wide alpha counts for that rests on nothing yet
-TRUSTED = 64.0  # tests of the engine-wide alpha that count for one of the request's own...
+TRUSTED = 64.0  # tests of the engine-wide alpha that count for all of that trust
 
 
 class RollingAlpha:
@@ -30,6 +30,6 @@ class RollingAlpha:
 
     def value(self, estimates: Estimates) -> float:
         """alpha in [0, 1], as far as is known now."""
-        trust = min(self._trust, LEAST_TRUST + max(0.0, estimates.tests - 16.0) / TRUSTED * self._trust)
+        trust = min(self._trust, LEAST_TRUST + max(0.0, estimates.tests - FIRST_TESTS) / TRUSTED * self._trust)
         prior = min(1.0, max(0.0, estimates.alpha))
         return (trust * prior + self._accepted) / (trust + self._tested)
