@@ -2,13 +2,14 @@
 
     python benchmarks/repeats.py --questions question.jsonl --tokenizer FOLDER [NAME ...]
 
-Reads the answers of results that were kept (five, other, sweep, systems, batch4, unless named), looks each token up in the n-gram
-table as it stood then, and takes the draft model's alpha from the run's figures.
+Reads the answers of results that were kept (five, other, sweep, systems, batch4, unless named), looks each token up in
+the n-gram table as it stood then, and takes the draft model's alpha from the run's figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def main() -> None:
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(Path(args.tokenizer).expanduser())
     found, lines = measured(args.names or list(KEPT), args.questions, tokenizer), []
-    for low, high in zip(EDGES, EDGES[1:], strict=False):
+    for low, high in itertools.pairwise(EDGES):
         kind = [row for row in found if low <= row[0] < high]
         _, proposed, right, tested, accepted = (sum(part) for part in zip(*kind, strict=True)) if kind else (0,) * 5
         alphas = [a / b if b else math.nan for a, b in ((right, proposed), (accepted, tested))]

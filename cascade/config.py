@@ -134,7 +134,7 @@ class BypassConfig:
         probe_max: ...and after at most so many, unless a probe would cost more than 2 % then.
     """
 
-    threshold: float | str | None = None
+    threshold: Any = None
     gain: bool | None = None
     min_tests: int = 8
     probe_every: int = 8

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from cascade.draft import Doubt
 from cascade.errors import ConfigError, did_you_mean
 
-
 FIRST_TESTS = 16.0  # tests that an engine-wide alpha counts for before there were any
 
 

@@ -18,11 +18,11 @@ ARMS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 class Hedge(Controller):
     """Follows the K that would have been best on this request's own text so far; 0 leaves the level out.
 
-    After a verification every K can be scored, whichever was played: how many tokens of a longer or shorter draft would
-    have held is known or, where all held, expected. That is the full information of Not-a-Bandit (Liu et al. 2025, arXiv
-    2510.20064), with which exponential weights (Hedge, Freund and Schapire 1997) stay near the best choice in hindsight. No
-    chance is involved here: the K of the largest weight is played, whatever the rate at which weights follow losses, and
-    what happened long ago is forgotten, so that it follows the text.
+    After a verification every K can be scored, whichever was played: how many tokens of a longer or shorter draft
+    would have held is known or, where all held, expected. That is the full information of Not-a-Bandit (Liu et al.
+    2025, arXiv 2510.20064), with which exponential weights (Hedge, Freund and Schapire 1997) stay near the best choice
+    in hindsight. No chance is involved here: the K of the largest weight is played, whatever the rate at which weights
+    follow losses, and what happened long ago is forgotten, so that it follows the text.
 
     Every level weighs its own Ks against none, on the tests that it gets while proposing, in the shadow or by catching
     up, and against what the levels below reach without it: so a request's levels together choose among their subsets.
