@@ -2,8 +2,8 @@
 
     python benchmarks/hostile.py [--tokens N] [--repeats N] [--only NAME]... [--json OUT]
 
-The pair of `pair.py` (DRAFT and TARGET may name folders). Every setting takes turns with plain decoding on one text of
-N tokens (400), so each figure is a ratio of times in one run. In all of them the text must be plain decoding's.
+The pair of `pair.py` (DRAFT and TARGET may name folders). Every setting decodes a text of N tokens (400) beside plain
+decoding, a round of one and a round of the other, so that each figure is a ratio of times on a machine of one pace.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,13 @@ class Shifted:
 
 
 class Watch(Observer):
-    """Notes where the answer was when a level proposed, and what every round took."""
+    """Notes where the answer was when a level proposed."""
 
     def __init__(self) -> None:
         self.proposed: list[int] = []
-        self.rounds: list[tuple[int, int, float]] = []  # position, tokens, seconds
 
     def on_round(self, round: Round) -> None:
         """Notes a round."""
-        self.rounds.append((round.position, len(round.tokens), round.seconds))
         if any(level.drafted for level in round.levels):
             self.proposed.append(round.position)
 
@@ -68,8 +67,37 @@ class Watch(Observer):
     def cascade_make_observer(self, request: Any) -> Observer:
         """This object, for every request."""
         self.proposed.clear()
-        self.rounds.clear()
         return self
+
+
+def race(runners: list[tuple[Engine, SamplingParams]], prompt: list[int]) -> list[list[tuple[int, float]]]:
+    """(tokens so far, seconds of the round) of each runner, a round at a time: whoever is behind goes on.
+
+    A machine whose pace changes within seconds changes it for both.
+    """
+    streams = [engine.stream_alone(prompt, params) for engine, params in runners]
+    rounds: list[list[tuple[int, float]]] = [[] for _ in runners]
+    texts: list[list[int]] = [[] for _ in runners]
+    open_ = set(range(len(runners)))
+    while open_:
+        one = min(open_, key=lambda i: len(texts[i]))
+        began = time.perf_counter()
+        chunk = next(streams[one], None)
+        took = time.perf_counter() - began
+        if chunk is None:
+            open_.remove(one)
+            continue
+        texts[one] += chunk.tokens
+        rounds[one].append((len(texts[one]), took))
+    assert all(text == texts[0] for text in texts), "another text than plain decoding's"
+    return rounds
+
+
+def seconds(rounds: list[tuple[int, float]], start: int = 0) -> float:
+    """Seconds per token, of the rounds after the first `start` tokens."""
+    late = [took for done, took in rounds if done > start]
+    first = max((done for done, _ in rounds if done <= start), default=0)
+    return sum(late) / (rounds[-1][0] - first)
 
 
 class Turning(ScriptedDrafter):
@@ -123,40 +151,31 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="a setting; may be repeated")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    watch, pair = Watch(), load_config(str(Path(__file__).parent / "pair.py"))
-    base = Engine(dataclasses.replace(pair, plugins=[watch]))
+    watch, base = Watch(), Engine(load_config(str(Path(__file__).parent / "pair.py")))
     params = SamplingParams(max_new_tokens=args.tokens, ignore_eos=True)
     plain = dataclasses.replace(params, speculate=False)
     prompt = base.model.encode(PROMPT)
     text = base.generate(prompt, plain).tokens
-    rows, before, start = [], base.generate(prompt, plain).stats.wall_s, len(prompt) + EARLY
-    late_before = per_token(watch, start)
+    rows = []
     for name, engine in settings(base, prompt, text, watch).items():
         if args.only and name not in args.only:
             continue
-        ratios, gaps, lates = [], [], []
+        ratios, lates, gaps = [], [], []
         for _ in range(args.repeats):
-            result = engine.generate(prompt, params)
-            assert result.tokens == text, f"{name}: another text than plain decoding's"
-            late = per_token(watch, start)
+            mine, alone = race([(engine, params), (base, plain)], prompt)
+            ratios.append(seconds(mine) / seconds(alone))
+            lates.append(seconds(mine, EARLY) / seconds(alone, EARLY))
             again = next((at for at in watch.proposed if at >= len(prompt) + TURN), None)
             gaps.append(None if again is None else again - len(prompt) - TURN)
-            after = base.generate(prompt, plain).stats.wall_s
-            late_after = per_token(watch, start)
-            lates.append(2 * late / (late_before + late_after))
-            ratios.append(2 * result.stats.wall_s / (before + after))
-            before, late_before = after, late_after
-        levels = result.stats.levels[:-1]
         row = {"setting": name, "ratio": statistics.median(ratios), "ratios": ratios, "back_after": gaps}
-        row["bypassed"] = statistics.median(lates)
-        rows.append({**row, "decisions": {level.name: level.decisions for level in levels}})
+        rows.append({**row, "bypassed": statistics.median(lates)})
         each = [round(ratio, 3) for ratio in ratios]
         back = (
-            f"back after {gaps} tokens" if f"token {TURN}" in name else f"from token {EARLY} on {row['bypassed']:.3f}"
+            f"back after {gaps} tokens"
+            if f"token {TURN}" in name
+            else f"from token {EARLY} on {statistics.median(lates):.3f}"
         )
         print(f"{name:44} {row['ratio']:.3f} of plain decoding's time {each}, {back}", flush=True)
-        for level in levels:
-            print(f"    {level.name}: {level.decisions[-3:]}")
         if args.json:
             args.json.write_text(json.dumps({"environment": environment(), "tokens": args.tokens, "rows": rows}))
 
