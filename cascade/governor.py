@@ -204,7 +204,8 @@ class Governor:
             return [self._drop(ask, error) for ask in asks]
         seconds = self.clock() - began
         if not isinstance(self.drafter, Level):
-            self._charge([ask for ask, draft in zip(asks, drafts, strict=True) if not len(draft)], seconds / len(asks))
+            nothing = [isinstance(draft, Draft) and not len(draft) for draft in drafts]
+            self._charge([ask for ask, one in zip(asks, nothing, strict=True) if one], seconds / len(asks))
         proposals = []
         for ask, draft in zip(asks, drafts, strict=True):
             row = self.rows[ask.context.row_id]

@@ -38,7 +38,7 @@ def test_a_result_tells_nothing_of_whose_machine_it_was(path: Path) -> None:
     assert "/" not in "".join(str(level["what"]) for level in json.loads(path.read_text())["setup"]["levels"])
 
 
-@pytest.mark.parametrize("kind", sorted(page.KINDS.keys() - {"rules", "kinds", "control"}))
+@pytest.mark.parametrize("kind", sorted(page.KINDS.keys() - {"rules", "kinds", "control", "hostile", "predictions"}))
 def test_every_kind_of_table_can_be_made(kind: str, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out.json"
     out.write_text(json.dumps(bench()))
@@ -75,3 +75,17 @@ def test_controllers_are_a_line_per_kind_of_drafter() -> None:
     assert "up to 1000 made-up texts" in made
     assert "| pid | silent | 300 | 1.012 | 1.100 | 1.020 | 1.300 | 1.010 | 1.045 | 0.1% |" in made
     assert len({line.count("|") for line in made.splitlines() if line.startswith("|")}) == 1
+
+
+def test_what_drafters_cost_and_what_was_predicted_are_shown() -> None:
+    rows = [
+        {"setting": "a wrong table", "ratio": 1.01, "bypassed": 1.0, "back_after": [None]},
+        {"setting": "a table, right from token 200 on", "ratio": 0.6, "bypassed": 0.5, "back_after": [33]},
+    ]
+    made = page.hostile({"rows": rows})
+    assert "| a wrong table | 1.010x | 1.000x | - |" in made
+    assert "| a table, right from token 200 on | 0.600x | - | 33 |" in made
+    line = {"measured_s": 10.0, "predicted_s": 9.0, "measured_forwards": 5, "predicted_forwards": 6}
+    fast = {**line, "configuration": "fast", "measured_s": 5.0, "predicted_s": 5.0}
+    made = page.predictions({"lines": [{**line, "configuration": "plain"}, fast]})
+    assert "| fast | 5.0 | 5.0 | 1.000 | 2.00x | 1.80x | 5, 6 |" in made
