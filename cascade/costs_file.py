@@ -6,7 +6,6 @@ what it was. A file that cannot be read is no reason not to decode, so that is a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ import torch
 
 from cascade.checks import at_least, is_int, is_name, is_number, is_path, require
 from cascade.cli.environment import processor
+from cascade.cli.files import write_at_once
 from cascade.config import LevelConfig, members_of, normalise_levels
 from cascade.costs import EXACT, SURE, CostModel, Known, bucket
 from cascade.errors import ConfigError, one_line
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from cascade.engine import Engine
 
 FORMAT = 1
+#: What `read` raises for a file that is none of ours, or broken.
+UNREADABLE = (OSError, ValueError, OverflowError, RecursionError, LookupError, TypeError, ConfigError)
 SHORTEST, LONGEST = 1e-12, 1e6  # seconds that a forward can take: what divides or multiplies them stays a number
 
 log = logging.getLogger("cascade")
@@ -56,6 +58,12 @@ class Entry:
     forwards: Saved | None
     drafts: Saved | None
 
+    def restore(self, costs: CostModel, name: str) -> None:
+        """Puts these costs into a model that has none of the level yet."""
+        for saved, drafts in ((self.forwards, False), (self.drafts, True)):
+            if saved is not None:
+                costs.restore(name, saved.tables, saved.least, drafts)
+
 
 def save_costs(path: Any, engine: Engine) -> None:
     """Writes what an engine has measured, at once or not at all. Call it while nothing is decoded.
@@ -74,7 +82,11 @@ def save_costs(path: Any, engine: Engine) -> None:
     require(any(kind in level for level in levels for kind in ("forwards", "drafts")), "no costs were measured yet")
     text = json.dumps({"format": FORMAT, "machine": machine(), "levels": levels}, indent=1, ensure_ascii=False)
     text = re.sub(r'\[\n([^]["{}]*)\]', lambda numbers: f"[{' '.join(numbers[1].split())}]", text)  # on one line
-    _write(Path(path).expanduser(), text + "\n")
+    path = Path(path).expanduser()
+    try:
+        write_at_once(path, text + "\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"costs cannot be saved to {path}: {_reason(error)}") from None
 
 
 def load_costs(path: Any, engine: Engine) -> list[str]:
@@ -90,7 +102,7 @@ def load_costs(path: Any, engine: Engine) -> list[str]:
     except FileNotFoundError:
         log.warning("saved costs %s: there is no such file yet: measured anew; engine.save_costs writes it", path)
         return []
-    except (OSError, ValueError, OverflowError, RecursionError, LookupError, TypeError, ConfigError) as error:
+    except UNREADABLE as error:
         log.warning("saved costs %s cannot be used (%s): ignored, measured anew", path, _reason(error))
         return []
     here = machine()
@@ -108,9 +120,7 @@ def load_costs(path: Any, engine: Engine) -> list[str]:
         else:
             taken.append(name)
     for name in taken:
-        for saved, drafts in ((entries[name].forwards, False), (entries[name].drafts, True)):
-            if saved is not None:
-                costs.restore(name, saved.tables, saved.least, drafts)
+        entries[name].restore(costs, name)
     for level in engine.chain.levels:
         forwards = entries[level.name].forwards if level.name in taken else None
         if forwards is not None:
@@ -201,25 +211,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            with fresh.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
-            raise
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"costs cannot be saved to {path}: {_reason(error)}") from None
-
-
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """The machine that a file is of, and its levels by name; checks every value. What it raises `load_costs` tells."""
+    """The machine that a file is of, and its levels by name; checks every value. Raises one of `UNREADABLE`."""
     record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     require(isinstance(record, dict), "it is no object")
     require(record["format"] == FORMAT, f"it has format {record['format']!r}, and this is {FORMAT}")

@@ -67,7 +67,7 @@ def estimates_for(governor: Governor, verifier: Level, batch: int, rows: int) ->
     return replace(found, tests=tests, verify=lambda tokens: found.verify(1 + round((tokens - 1) * width)))
 
 
-def for_row(governor: Governor, ask: Ask, estimates: Estimates, rows: int = 1) -> Estimates:
+def for_row(governor: Governor, ask: Ask, estimates: Estimates, rows: int) -> Estimates:
     """The same for one row: how cheap its tokens are depends on how well the levels below know its text.
 
     A level's tokens cost it one forward each, divided by the best speed that the levels below can give it. What is
@@ -118,7 +118,7 @@ def _gated(governor: Governor, row: GovernedRow, ask: Ask, estimates: Estimates)
             k = _next_k(governor, row, estimates)
     if decision.probe:
         governor.probe(row, ask, tests)
-    return max(row.controller.k_min, min(k, int(min(row.most, k)))) if decision.open else 0
+    return max(row.controller.k_min, int(min(k, row.most))) if decision.open else 0
 
 
 def _weigh(governor: Governor, row: GovernedRow, k: int, speed: float, estimates: Estimates) -> None:

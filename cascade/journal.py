@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cascade.cli.files import write_json
+from cascade.cli.files import as_json, write_at_once
 from cascade.errors import ConfigError
 
 #: Of the environment, what results depend on so much that a file holds those of one kind only.
@@ -118,9 +118,7 @@ class Journal:
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Writes the finished file, at once or not at all, and removes the unfinished one."""
-        fresh = self.out.with_name(f"{self.out.name}.tmp")
-        write_json(fresh, record)
-        os.replace(fresh, self.out)
+        write_at_once(self.out, as_json(record))
         self.close(remove=True)
 
     def close(self, remove: bool = False) -> None:

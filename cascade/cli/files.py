@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -22,6 +23,26 @@ def check_writable(option: str, file: str) -> Path:
     return path
 
 
+def as_json(record: Any) -> str:
+    """A record as the text of a file, readable for people too."""
+    return json.dumps(record, indent=1) + "\n"
+
+
 def write_json(path: Path, record: Any) -> None:
-    """Writes a record, readable for people too."""
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    """Writes a record."""
+    path.write_text(as_json(record), encoding="utf-8")
+
+
+def write_at_once(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: nobody ever finds half of it. Raises OSError, ValueError."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise

@@ -76,6 +76,9 @@ class Controller:
     #: Whether K moves.
     adapts: ClassVar[bool] = True
 
+    #: Whether K goes where the predicted speedup is largest; else a level is judged at the K it has.
+    optimises: bool = True
+
     #: Whether it says itself if the level proposes: its K may be 0 then, and the gate only sees to the probes.
     chooses: ClassVar[bool] = False
 
@@ -89,9 +92,6 @@ class Controller:
         self.k_min = min(max(1, k_min), k_max)
         self.k_max = k_max
         self.options = {**self.defaults, **options}
-
-    #: Whether K goes where the predicted speedup is largest; else a level is judged at the K it has.
-    optimises: bool = True
 
     @property
     def doubt(self) -> Doubt | None:

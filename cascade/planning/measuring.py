@@ -173,15 +173,13 @@ def time_widths(engine: Engine, level: Level, context: int, batch: int) -> None:
 
 def read_costs(path: str | Path) -> CostModel:
     """The costs of a file that `Engine.save_costs` wrote, of whatever machine. Raises ConfigError."""
-    from cascade.costs_file import read
+    from cascade.costs_file import UNREADABLE, read
 
     try:
         _, entries = read(Path(path).expanduser())
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, ConfigError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"the costs {str(path)!r} cannot be read: {cause_of(error)}") from None
     costs = CostModel()
     for name, entry in entries.items():
-        for saved, drafts in ((entry.forwards, False), (entry.drafts, True)):
-            if saved is not None:
-                costs.restore(name, saved.tables, saved.least, drafts)
+        entry.restore(costs, name)
     return costs
